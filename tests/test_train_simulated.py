@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.groups import Group, PerTurn, groups_of
 from msgrpo.train.loop import train
-from msgrpo.train.rivals import choose
+from msgrpo.train.rivals import choose, simulated
 from msgrpo.train.rivals.simulated import Answers, Model, Simulated
 from tests.train_helpers import in_any_order, learner
 
@@ -95,6 +96,36 @@ def test_a_game_that_can_be_copied_only_at_its_start_is_told(monkeypatch: pytest
     monkeypatch.setattr(Higher, "copy", copy)
     with pytest.raises(RunError, match=r"simulated episodes have no result, one of them: .*cannot pickle"):
         credit(group)
+
+
+def test_a_game_that_does_not_go_the_same_way_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its states other games were simulated, or none, and nothing said so."""
+    (group,) = groups(higher)
+    monkeypatch.setattr(Higher, "observe", lambda game, player: f"Step {game.steps}, {id(game)}.")
+    with pytest.raises(
+        RunError, match=r"\d+ of \d+ simulated episodes have no result, .*shows player something else"
+    ):
+        credit(group)
+
+
+def test_each_step_of_a_simulated_episode_has_a_calls_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole episode had it: a game of long steps was said to hang, and ended the run."""
+    (group,) = groups(higher)
+    calls: list[int] = []
+    code, advance = simulated.games_code, Higher._advance
+
+    def counted(name: str) -> AbstractContextManager[None]:
+        calls.append(0)
+        return code(name)
+
+    def noted(game: Higher, actions: Mapping[str, str | None]) -> dict[str, float]:
+        calls[-1] += 1
+        return advance(game, actions)
+
+    monkeypatch.setattr(simulated, "games_code", counted)
+    monkeypatch.setattr(Higher, "_advance", noted)
+    credit(group)
+    assert max(calls) == 1
 
 
 def test_a_start_of_which_no_copy_goes_on_ends_no_training() -> None:

@@ -44,7 +44,7 @@ Followed = tuple[float, State | None]  # that reward, and the state of the next 
 
 @dataclass
 class Tally:
-    """How many simulated episodes have a result and how many an error ended, and the last error."""
+    """How many simulated episodes have a result and how many an error prevented or ended, and the last error."""
 
     played: int = 0
     lost: int = 0
@@ -138,11 +138,13 @@ class Model:
         for turn in (turn for turns in self.group.turns for turn in turns):
             tried[_state(turn)].add((turn.action, turn.shaping))
         for state, game in self._visited():
-            firsts = [*sorted(tried[state], key=str), None]
+            firsts = [*sorted(tried.pop(state), key=str), None]
             for k in range(playouts):
                 luck = derive_seed("simulated", self.group.episodes[0].chance_seed, *state, k)
                 for first in firsts:  # with the same luck
                     self._play(game, luck, first)
+        not_seen_again = tried.values()
+        self.tally.lost += sum(playouts * (len(actions) + 1) for actions in not_seen_again)
 
     def _visited(self) -> Iterator[tuple[State, Game]]:
         """Every state that the player had a turn in, once, with the game as it stood there."""
@@ -155,50 +157,74 @@ class Model:
                     yield own[step], game
 
     def _again(self, j: int) -> Iterator[tuple[int, Game]]:
-        """An episode played again: the game before each of its steps, until one fails."""
+        """An episode played again: the game before each of its steps, until one fails or shows something else."""
         episode = self.group.episodes[j]
-        moves: dict[int, dict[str, str | None]] = defaultdict(dict)
+        turns: dict[int, list[Turn]] = defaultdict(list)
         for turn in episode.turns:
-            moves[turn.step][turn.player] = turn.action
+            turns[turn.step].append(turn)
         try:
             with games_code(episode.scenario):
                 game = self.group.origin(j)
-            for step in sorted(moves):
+            for step in sorted(turns):
+                with games_code(episode.scenario):
+                    _check_same(game, turns[step])
                 yield step, game
                 with games_code(episode.scenario):
-                    game.step(moves[step])
+                    game.step({turn.player: turn.action for turn in turns[step]})
         except GameError as error:
-            _check_goes_on(error)
+            self._fail(error)
 
     def _play(self, game: Game, luck: int, first: Said | None) -> None:
         """Go on with this luck to the end, and note what followed; not where an error ended it."""
         try:
-            with games_code(self.group.episodes[0].scenario):
-                noted = list(self._turns(game.with_luck(luck), first, Random(luck)))
+            noted = list(self._turns(game, luck, first, Random(luck)))
         except GameError as error:
-            _check_goes_on(error)
-            self.tally.lost, self.tally.last = self.tally.lost + 1, error.message
+            self._fail(error)
+            self.tally.lost += 1
             return
         self.tally.played += 1
         self._note(noted)
 
-    def _turns(self, game: Game, first: Said | None, random: Random) -> Iterator[Noted]:
-        """The player's turns to the end, of which `first` is the first."""
+    def _fail(self, error: GameError) -> None:
+        """Raise a fatal fault. Any other costs its episode, and so does a move that is illegal in a copy: the player
+        does not see all, and made it where the game only looked the same.
+        """
+        if isinstance(error, GameFaultError) and error.fatal:
+            raise error
+        self.tally.last = error.message
+
+    def _turns(self, game: Game, luck: int, first: Said | None, random: Random) -> Iterator[Noted]:
+        """The player's turns to the end in a copy of the game, of which `first` is the first."""
+        name = self.group.episodes[0].scenario
         turn: tuple[State, str | None] | None = None
         earned = 0.0
-        while game.outcome is Outcome.PLAYING:
-            moves = {}
-            for player in game.to_move:
-                seen = observation_of(game, player)
-                said = first if player == self.player else None
-                moves[player], shaping = said or self.answers.draw(game, player, seen, random)
-                if player == self.player:
-                    if turn is not None:
-                        yield *turn, earned
-                    turn, earned, first = ((game.steps, seen), moves[player]), shaping, None
-            earned += game.step(moves)[self.player]
+        with games_code(name):
+            copy = game.with_luck(luck)
+            moving = self._to_move(copy, first, random)
+        while moving:
+            if self.player in moving:
+                if turn is not None:
+                    yield *turn, earned
+                seen, (action, earned) = moving[self.player]
+                turn, first = ((copy.steps, seen), action), None
+            with games_code(name):  # each step has the time that a game's call may take
+                earned += copy.step({player: action for player, (_, (action, _)) in moving.items()})[self.player]
+                moving = self._to_move(copy, first, random)
         if turn is not None:
             yield *turn, earned
+
+    def _to_move(self, game: Game, first: Said | None, random: Random) -> dict[str, tuple[str, Said]]:
+        """What each player who is to move sees and answers; nothing once the game is over."""
+        moving: dict[str, tuple[str, Said]] = {}
+        if game.outcome is not Outcome.PLAYING:
+            return moving
+        if game.steps >= game.step_limit:
+            raise GameFaultError(f"it goes on after {game.steps} steps; its limit is {game.step_limit}", rule="limit")
+        for player in game.to_move:
+            seen = observation_of(game, player)
+            said = first if player == self.player else None
+            moving[player] = seen, said or self.answers.draw(game, player, seen, random)
+        return moving
 
     def gains(self, gamma: float) -> dict[State, dict[str | None, float]]:
         """Q(s, a) − V(s) of every action tried in every state, in units of reward; from the last step back."""
@@ -230,12 +256,15 @@ def _check_lost(groups: Sequence[Group], tallies: Sequence[Tally]) -> None:
         )
 
 
-def _check_goes_on(error: GameError) -> None:
-    """Raise a fatal fault. Any other costs its episode, and so does a move that is illegal in a copy: the player does
-    not see all, and made it where the game only looked the same.
-    """
-    if isinstance(error, GameFaultError) and error.fatal:
-        raise error
+def _check_same(game: Game, turns: Sequence[Turn]) -> None:
+    """Raise GameFaultError where the game does not show what it showed when the turns were played."""
+    for turn in turns:
+        if observation_of(game, turn.player) != turn.state:
+            raise GameFaultError(
+                f"played again with the same seeds and moves, it shows {turn.player} something else before step "
+                f"{turn.step + 1}",
+                rule="seeds",
+            )
 
 
 def _state(turn: Turn) -> State:
