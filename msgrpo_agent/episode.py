@@ -443,13 +443,25 @@ def lost_by(episode: Episode, fault: GameFaultError) -> None:
 def replay(scenario: Scenario, episode: Episode, steps: int) -> Game:
     """The game of an episode as it stood after so many steps, from its seeds and actions.
 
-    Raises GameFaultError where the game's own code fails, GameError for an action that is not legal there.
+    Raises GameFaultError where the game's own code fails, or refuses an action.
     """
     game = scenario.new(episode.start_seed, episode.chance_seed)
     for step in range(steps):
-        with games_code(scenario.id):
-            game.step({turn.player: turn.action for turn in episode.turns if turn.step == step})
+        play_again(scenario, game, [turn for turn in episode.turns if turn.step == step])
     return game
+
+
+def play_again(scenario: Scenario, game: Game, turns: Sequence[Turn]) -> None:
+    """One step, by the actions of its turns. Raises GameFaultError where the game's own code fails, or refuses what
+    it took then: it does not go the same way again.
+    """
+    with games_code(scenario.id):
+        try:
+            game.step({turn.player: turn.action for turn in turns})
+        except GameFaultError:
+            raise
+        except GameError as error:
+            raise GameFaultError(f"played again, it refuses a move: {error.message}", rule="seeds") from error
 
 
 def derive_seed(*parts: object) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from msgrpo.episode import Episode, Turn
+from msgrpo.episode import Episode, Turn, play_again
 from msgrpo.errors import GameFaultError
 from msgrpo.game import MOST_POINTS, AnyText, Game, Judge, Judgement, Outcome, Scenario
 from msgrpo.limits import asked_of, games_code
@@ -105,8 +105,7 @@ def decided(scenario: Scenario, episode: Episode) -> Iterator[tuple[Turn, Game]]
         turns = list(step)
         for turn in turns:
             yield turn, game
-        with games_code(scenario.id):
-            game.step({turn.player: turn.action for turn in turns})
+        play_again(scenario, game, turns)
 
 
 async def add_regrets(scenario: Scenario, episode: Episode, *, aside: bool = True) -> None:

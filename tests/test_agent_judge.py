@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msgrpo.episode import GAME_FAULT, play_episode
+from msgrpo.episode import GAME_FAULT, play_episode, replay
 from msgrpo.errors import GameError, GameFaultError
 from msgrpo.game import BLUNDER, MISTAKE, AnyText, Game, Judgement, Outcome, Scenario
 from msgrpo.games import SCENARIOS, get_scenario
+from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.games.search import optimal_success
 from msgrpo.games.snake import Cell, Snake
-from msgrpo.judge import add_regrets, judged, judgement_of
+from msgrpo.judge import add_regrets, decided, judged, judgement_of
 from msgrpo.references import OptimalAgent, RandomAgent, best_actions, description_of, known_best
 
 
@@ -116,6 +117,19 @@ def test_regrets_are_written_and_a_random_player_has_more() -> None:
         assert all(turn.regret is not None for episode in episodes for turn in episode.turns)
     assert sums[0] == 0
     assert sums[1] > 2  # of ten, most were lost by somebody
+
+
+def test_a_game_that_refuses_its_own_moves_when_it_is_played_again_is_at_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was taken for somebody's wrong move, which ended training with teacher=optimal or explore=branch."""
+    lake = get_scenario("frozen-lake")
+    episode = played(lake, RandomAgent(), 3)
+    monkeypatch.setattr(FrozenLake, "legal", lambda game, player: ("swim",))
+    with pytest.raises(GameFaultError, match=r"played again, it refuses a move: .* is no action now; legal: swim"):
+        replay(lake, episode, 1)
+    with pytest.raises(GameFaultError, match="played again"):
+        list(decided(lake, episode))
 
 
 WORTH: dict[str | None, Any] = {"up": 1.0, "down": 0.0, "left": 0.0, "right": 0.0, None: 0.0}
