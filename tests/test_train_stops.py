@@ -23,7 +23,7 @@ from msgrpo.serve.adapters import write_version
 from msgrpo.train import checkpoint, dqn, loop
 from msgrpo.train import msgrpo as equations
 from msgrpo.train.checkpoint import Progress
-from msgrpo.train.config import MicroBatching, make_config
+from msgrpo.train.config import MicroBatching, TrainConfig, make_config
 from msgrpo.train.display import Quiet
 from msgrpo.train.lab import load_study, run
 from msgrpo.train.memory import enough_memory
@@ -379,6 +379,25 @@ def test_a_start_that_cannot_be_looked_at_ends_no_training(seed: int) -> None:
     assert len(list(islice(rows_of(frail, seed), 60))) == 60
     with pytest.raises(GameFaultError, match="no such map"):  # a suite has the same starts for everybody
         list(islice(frail.starts("test", begin), 9))
+
+
+def test_validation_starts_that_cannot_be_drawn_are_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's folder was there, its settings too, and every --resume ended in the same way."""
+    config, lake = tiny(), get_scenario("frozen-lake")
+
+    def make(start: int, chance: int) -> Game:
+        if start == 5:
+            raise IndexError("no such map")
+        return lake.make(start, chance)
+
+    monkeypatch.setattr(TrainConfig, "scenarios", (replace(lake, id="frail", family="frail", make=make),))
+    with pytest.raises(
+        GameFaultError, match=r"validation starts cannot be drawn, .*: the game frail failed: .*no such"
+    ):
+        loop.train(config, tmp_path / "run", report=Quiet())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("lean")

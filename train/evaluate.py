@@ -16,7 +16,7 @@ import torch
 
 from msgrpo.agent import LanguageModel
 from msgrpo.episode import Episode
-from msgrpo.errors import RunError
+from msgrpo.errors import GameFaultError, RunError
 from msgrpo.evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.files import replace_json
@@ -55,6 +55,20 @@ def peak_memory() -> int:
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def check_starts(config: TrainConfig) -> None:
+    """Raise GameFaultError where the validation starts cannot be told from the others: all evaluations play the same,
+    so none can be passed over, as training passes over its own.
+    """
+    scenario, evaluation = config.scenarios[0], config.evaluation
+    try:
+        episode_seeds(scenario, max(evaluation.starts, evaluation.film), "val")
+    except GameFaultError as fault:
+        raise GameFaultError(
+            f"the validation starts cannot be drawn, since a start cannot be looked at: {fault.message}",
+            fix="mend the game there; a start that fails later, in play, ends no training",
+        ) from fault
 
 
 def validation_episodes(model: LanguageModel, players: Players, n: int, ended: Ended = silent) -> list[Episode]:

@@ -26,7 +26,7 @@ from msgrpo.train.checkpoint import Progress, State, check_optimizer
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines import open_engine
 from msgrpo.train.engines.contract import Engine, canary_prompts
-from msgrpo.train.evaluate import Evaluations, finish
+from msgrpo.train.evaluate import Evaluations, check_starts, finish
 from msgrpo.train.film import Film
 from msgrpo.train.groups import Sample
 from msgrpo.train.memory import enough_memory
@@ -83,8 +83,8 @@ def train(
 
 
 def check_choices(config: TrainConfig) -> None:
-    """Raise UsageError for a choice that cannot be loaded, and GameError for a game that cannot begin or, where a
-    choice needs it, be copied with new luck.
+    """Raise UsageError for a choice that cannot be loaded, and GameError for a game that cannot begin, be evaluated
+    or, where a choice needs it, be copied with new luck.
     """
     for choice in config.choices:
         choice.prepare()
@@ -94,6 +94,7 @@ def check_choices(config: TrainConfig) -> None:
             game = scenario.new(0, 0)
             with games_code(scenario.id):
                 game.with_luck(0)
+    check_starts(config)
 
 
 def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -> dict[str, Any]:
