@@ -18,7 +18,7 @@ from msgrpo.run_log import read_rows
 from msgrpo.train import loop
 from msgrpo.train.config import make_config
 from msgrpo.train.display import Quiet
-from msgrpo.train.groups import Group
+from msgrpo.train.groups import Group, beginning
 from msgrpo.train.msgrpo import composite_returns, group_advantages
 from msgrpo.train.nano import gate as nano_gate
 from msgrpo.train.nano.gate import TrueWords, true_words
@@ -197,23 +197,20 @@ def test_a_function_of_ones_own_is_given_a_copy(tmp_path: Path) -> None:
         "    group.episodes[0].turns.clear()\n"
         "    group.episodes[1].returns['player'] = 9.0\n"
         "    group.turns[2][0].action_probabilities.clear()\n"
-        "    group.origin(0).step({'player': 'down'})\n"
         "    group.returns_G.zero_()\n"
         "    group.advantages_G.zero_()\n"
         "    return True\n"
     )
-    start = LAKE.new(1, 0)
     episodes = [
         asyncio.run(play_episode(LAKE, {"player": RandomAgent()}, start_seed=1, chance_seed=0, sampling_seed=seed))
         for seed in range(3)
     ]
     episodes[2].turns[-1].action_probabilities = {"down": 1.0}
-    made = Group.of(lambda episode: start, episodes, "player", 0)
+    made = Group.of(beginning(LAKE), episodes, "player", 0)
     assert made is not None
     given = replace(made, returns_G=torch.tensor([1.0, 2.0, 3.0]), advantages_G=torch.tensor([-1.0, 0.0, 1.0]))
     before = [episode.model_dump_json() for episode in episodes], [list(turns) for turns in given.turns]
     assert OutsideGate(spec=f"{tmp_path / 'mine.py'}:gate").passing([given]) == [0]
     assert ([episode.model_dump_json() for episode in episodes], given.turns) == before
-    assert start.steps == 0
     assert given.returns_G.tolist() == [1, 2, 3]
     assert given.advantages_G.tolist() == [-1, 0, 1]

@@ -73,7 +73,6 @@ class Group:
         ]
         return replace(
             self,
-            origin=lambda j: self.origin(j).copy(),
             turns=[[copies[id(turn)] for turn in turns] for turns in self.turns],
             returns_G=self.returns_G.clone(),
             advantages_G=self.advantages_G.clone(),
