@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from msgrpo.run_log import alone
 from msgrpo.specs import make_agent
 from msgrpo.train import presets
 from msgrpo.train.config import make_config
-from msgrpo.train.nano import sampled
+from msgrpo.train.nano import begun, sampled
 from msgrpo.train.nano import teach as teaching
 from msgrpo.train.nano.build import Row, build
 from msgrpo.train.nano.sampled import own_rows
@@ -628,3 +628,21 @@ def test_one_process_teaches_in_a_folder(tmp_path: Path) -> None:
             teach(LAKE, tmp_path / "out", steps=1)
         with pytest.raises(RunError, match="another process trains in"):
             build(tmp_path / "out", steps=1, scenarios=["frozen-lake"])
+
+
+def test_who_waited_for_a_teaching_that_ends_does_not_overwrite_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the folder was free was seen before its lock alone, for which one waits a second."""
+    model = tmp_path / "out" / "model.safetensors"
+
+    @contextmanager
+    def waited(out: Path) -> Iterator[None]:
+        with alone(out):
+            model.write_text("the first one's")
+            yield
+
+    monkeypatch.setattr(begun, "alone", waited)
+    with pytest.raises(UsageError, match="is not empty"), begun.alone_in(tmp_path / "out", "teach.pt"):
+        model.write_text("another one's")
+    assert model.read_text() == "the first one's"

@@ -24,12 +24,10 @@ def alone_in(out: Path, begun: str) -> Iterator[None]:
 
     Where nothing was begun in it, a new folder goes again.
     """
-    files = [file for file in out.iterdir() if file.name != LOCK and not is_part(file)] if out.exists() else []
-    if files and out / begun not in files:
-        further = f", with --base {shlex.quote(str(out))} to teach its model further" if out / TAUGHT in files else ""
-        raise UsageError(f"--out {out} is not empty", fix=f"choose another --out{further}")
+    _check_free(out, begun)
     is_new = not out.exists()
     with refused(str(out)), new_parents(out), alone(out):
+        _check_free(out, begun)  # who was here before may have ended meanwhile, and left a model
         remove_parts(out)
         try:
             yield
@@ -40,6 +38,13 @@ def alone_in(out: Path, begun: str) -> Iterator[None]:
             raise
         (out / begun).unlink()
         (out / LOCK).unlink()
+
+
+def _check_free(out: Path, begun: str) -> None:
+    files = [file for file in out.iterdir() if file.name != LOCK and not is_part(file)] if out.exists() else []
+    if files and out / begun not in files:
+        further = f", with --base {shlex.quote(str(out))} to teach its model further" if out / TAUGHT in files else ""
+        raise UsageError(f"--out {out} is not empty", fix=f"choose another --out{further}")
 
 
 def check_steps(steps: int) -> None:
