@@ -381,3 +381,20 @@ def test_what_is_no_run_and_no_scenario_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'frozen-lake' is no scenario"):
         teach("frozen-lake", tmp_path / "taught")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_began_and_ended_while_another_loaded_its_base_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one went on from its checkpoint, with settings of its own."""
+    out, opened = tmp_path / "run", loop.open_weights
+
+    def meanwhile(*given: Any) -> Any:
+        out.mkdir()
+        (out / CONFIG).write_text(tiny().model_dump_json())
+        return opened(*given)
+
+    monkeypatch.setattr(loop, "open_weights", meanwhile)
+    with pytest.raises(UsageError, match="holds a run already"):
+        loop.train(tiny(learning_rate=0.5), out, report=Quiet())
+    assert json.loads((out / CONFIG).read_text()) == tiny().model_dump(mode="json")

@@ -79,6 +79,8 @@ def train(
         trainer = Trainer(config, weights, Players.of(config, ranks), report)
         alone = run_log.alone(out, CUT_OFF_S if cluster.again else 0.0) if ranks.first else nullcontext()
         with alone, ranks.exchanging() if config.shard else nullcontext():
+            if ranks.first:  # while the base was loaded, another run may have begun here and ended
+                check_folder(out, config, resume, cluster.address, logs)
             return _train(trainer, out, logs, cluster)
 
 
