@@ -6,13 +6,15 @@ import asyncio
 import json
 
 import pytest
+from peft import PeftModel
 
 from msgrpo.agent import LanguageAgent, Sampling
 from msgrpo.episode import play_episode
-from msgrpo.errors import UsageError
+from msgrpo.errors import ModelError, UsageError
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.game import Outcome, stream
 from msgrpo.games import get_scenario
+from msgrpo.models.loading import load_adapted
 from msgrpo.models.lora import read_adapter_config
 from msgrpo.models.paths import NANO_DIR, shipped_adapters
 from msgrpo.specs import make_agent
@@ -74,3 +76,17 @@ async def test_nano_reads_the_board(scenario_id: str) -> None:
         for (game, _), answer in zip(asked, answers, strict=True)
     )
     assert right >= 0.95 * len(asked)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(MemoryError("no room"), "cannot be loaded"), (KeyError("rank"), "does not fit its base")]
+)
+def test_what_the_memory_refuses_of_an_adapter_is_no_fault_of_its_base(
+    error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **more: object) -> None:
+        raise error
+
+    monkeypatch.setattr(PeftModel, "from_pretrained", refuse)
+    with pytest.raises(ModelError, match=says):
+        load_adapted(shipped_adapters()["frozen-lake"])

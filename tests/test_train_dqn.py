@@ -23,6 +23,7 @@ from msgrpo.errors import ModelError, RunError, UsageError
 from msgrpo.evals.run import evaluate
 from msgrpo.games import get_scenario
 from msgrpo.gym_env import ScenarioEnv
+from msgrpo.models import dqn as agents
 from msgrpo.models.dqn import DQNAgent, read_card
 from msgrpo.references import RandomAgent
 from msgrpo.specs import make_agent
@@ -198,6 +199,21 @@ def test_weights_that_are_no_weights(run: Path, tmp_path: Path) -> None:
     (tmp_path / "model.zip").write_bytes(b"no zip")
     with pytest.raises(ModelError, match="is no DQN"):
         DQNAgent("d", tmp_path)
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), OSError(errno.EIO, "Input/output error")])
+def test_what_the_machine_refuses_of_weights_is_no_damage(
+    error: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To train it again was the advice."""
+
+    def refuse(*given: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(agents, "_network", refuse)
+    with pytest.raises(ModelError, match=r"model\.zip cannot be read") as told:
+        DQNAgent("d", run)
+    assert told.value.fix is None
 
 
 @pytest.mark.parametrize("damage", ["model.zip", "replay.npz"])

@@ -20,7 +20,7 @@ from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines.contract import Engine
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
-from msgrpo.train.tinker import download, service
+from msgrpo.train.tinker import cost, download, service
 from msgrpo.train.tinker.cost import LimitReachedError, Meter, ServicePrice, price_of
 from msgrpo.train.tinker.estimate import estimate
 from msgrpo.train.update import update
@@ -391,6 +391,17 @@ def test_a_ledger_that_is_damaged_is_told_and_not_counted_from_0(count: str, tmp
     """An infinite count ended in a traceback, and one below 0 counted as nothing spent."""
     (tmp_path / "cost.json").write_text(f'{{"tokens": {{"prefill": {count}, "sample": 1, "train": 1}}}}')
     with pytest.raises(RunError, match="nobody knows what was spent"):
+        Meter.of(settings(backend=PRICED), tmp_path)
+
+
+def test_a_ledger_that_the_disk_refuses_is_not_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To remove it and count from 0 was the advice."""
+
+    def refuse(file: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr(cost, "read_regular", refuse)
+    with pytest.raises(PermissionError):  # `run_folder.writing` makes one sentence of it
         Meter.of(settings(backend=PRICED), tmp_path)
 
 

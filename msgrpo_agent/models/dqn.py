@@ -17,7 +17,7 @@ from stable_baselines3.dqn.policies import DQNPolicy
 from torch import Tensor, nn
 
 from msgrpo.agent import Decision, OnText, ParseFailure, View
-from msgrpo.errors import ModelError, UsageError
+from msgrpo.errors import ModelError, UsageError, first_line, of_the_machine
 from msgrpo.game import Scenario
 from msgrpo.gym_env import layers, legal_action, planes, planes_shape
 
@@ -58,6 +58,8 @@ class DQNAgent:
         try:
             self.network = _network(folder / WEIGHTS, self.shape, self.card["tuning"])
         except Exception as error:  # a damaged or foreign zip raises nearly anything in stable-baselines3
+            if of_the_machine(error):
+                raise ModelError(f"{folder / WEIGHTS} cannot be read: {first_line(error)}") from error
             raise ModelError(
                 f"{folder / WEIGHTS} is no DQN: {error}", fix="train it again in a new folder"
             ) from error

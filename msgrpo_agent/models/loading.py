@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from msgrpo.errors import ModelError, MsgrpoError, first_line, no_memory
+from msgrpo.errors import ModelError, MsgrpoError, first_line, no_memory, of_the_machine
 from msgrpo.files import digest, expanded, is_folder
 from msgrpo.models.asked import run_settings, taught_as, trained_as
 from msgrpo.models.gguf_file import is_gguf, named, ready
@@ -169,7 +169,8 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
             warnings.filterwarnings("error", message="Found missing adapter keys")  # it would play as its base
             adapted = PeftModel.from_pretrained(model, str(folder), config=lora).eval()
     except Exception as error:  # as above, and peft
-        raise ModelError(f"the adapter {folder} does not fit its base: {first_line(error)}") from error
+        why = "cannot be loaded" if of_the_machine(error) else "does not fit its base"
+        raise ModelError(f"the adapter {folder} {why}: {first_line(error)}") from error
     layers = {name for name, layer in adapted.get_base_model().named_modules() if hasattr(layer, "lora_A")}
     unused = sorted(set(named_layers) - layers)
     if unused:  # PEFT passes over weights that no layer takes, unless it finds a layer for none of them

@@ -107,9 +107,9 @@ class Meter:
             meter.tokens = {kind: int(spent[kind]) for kind in KINDS}
         except FileNotFoundError:
             pass  # nothing was spent yet
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f"{out / LEDGER} cannot be read, so nobody knows what was spent: {error}",
+                f"{out / LEDGER} is damaged, so nobody knows what was spent: {error}",
                 fix=f"look at the service's bill, and remove {out / LEDGER} to count from 0",
             ) from error
         return meter
