@@ -239,10 +239,8 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
         board.fatal = str(fatal)
     board.silent += [f"{printable(called.get(spec, spec))} in {scenario}" for spec, scenario in progress.kept_out]
     write_tables(board, chosen, options.out)
-    if not board.rows:
-        again = " with --retry-failed" if progress.given_up else ""
-        fix = f"remove the cause, then start the same command again{again}"
-        raise RecordError("there is no result to show: " + "; ".join(board.notes), fix=fix)
+    again = " with --retry-failed" if progress.given_up else ""
+    leaderboard.check_result(board, f"remove the cause, then start the same command again{again}")
     return board
 
 
@@ -387,8 +385,7 @@ def merge(
     """One board over the records of `folders`; with `check` every episode is simulated again first."""
     played, notes = plays.load(folders, mix=mix, by_prompt=by_prompt, check=check)
     board = leaderboard.build(played, notes)
-    if not board.rows:
-        raise RecordError("there is no result to show: " + ("; ".join(board.notes) or "the records are empty"))
+    leaderboard.check_result(board)
     board.made.append(
         "Every episode was simulated again before it counted."
         if check

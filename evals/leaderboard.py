@@ -8,7 +8,7 @@ from itertools import combinations
 
 from pydantic import BaseModel
 
-from msgrpo.errors import check_given
+from msgrpo.errors import RecordError, check_given
 from msgrpo.evals.plays import SOUND_FROM, Play
 from msgrpo.evals.provenance import made
 from msgrpo.evals.ranking import Overall, ranking
@@ -59,6 +59,14 @@ def build(plays: Sequence[Play], notes: Sequence[str] = ()) -> Leaderboard:
         ],
         made=made(played),
     )
+
+
+def check_result(board: Leaderboard, fix: str | None = None) -> None:
+    """Raise RecordError where no episode has a result, so that every table would be empty."""
+    if not board.rows:
+        raise RecordError(
+            "there is no result to show: " + ("; ".join(board.notes) or "the records are empty"), fix=fix
+        )
 
 
 def _pairs(played: Sequence[Play]) -> Iterator[Pair]:

@@ -293,6 +293,14 @@ async def test_the_page_holds_as_many_episodes_as_asked_for(evaluated: Path, tmp
         listed(str(evaluated), "--html", str(tmp_path / "nowhere" / "page.html"))
 
 
+def test_of_records_without_a_result_no_page_is_written(tmp_path: Path) -> None:
+    """It was an empty one, and the command ended well."""
+    (tmp_path / "r.jsonl").write_text('{"cut off')
+    with pytest.raises(RecordError, match="no result to show"):
+        listed(str(tmp_path), "--html", str(tmp_path / "page.html"))
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_a_list_in_a_pipe_is_not_cut_to_a_terminals_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     console = Console(file=io.StringIO(), width=40)

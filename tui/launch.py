@@ -244,12 +244,17 @@ def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console)
 
 def write_page(folder: Path, file: Path, episodes: int) -> None:
     """The leaderboard's page with so many episodes of each agent. Raises MsgrpoError where it cannot be written."""
-    from msgrpo.evals.leaderboard import build  # a third of the time to the first board, where a game is asked for
+    from msgrpo.evals.leaderboard import (
+        build,
+        check_result,
+    )  # a third of the time to the first board, where a game is asked for
     from msgrpo.evals.page import html
     from msgrpo.evals.plays import load
 
     plays, notes = load([folder], by_prompt=True)
-    text = html(build(plays, notes), plays, replays=episodes)
+    board = build(plays, notes)
+    check_result(board)
+    text = html(board, plays, replays=episodes)
     if not file.name or file.is_dir():
         raise MsgrpoError(f"--html {file} is a folder", fix="--html page.html")
     try:
