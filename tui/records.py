@@ -68,11 +68,9 @@ class Records:
                     raise
                 damaged += 1
         if not episodes:
-            torn = path.is_file() and path.stat().st_size > 0
-            raise RecordError(
-                f"the only line of {path} is cut off: its writer was stopped" if torn else f"{path} holds no episode",
-                fix="play or evaluate again to record one",
-            )
+            unread = damaged or any(file.stat().st_size for file in files)
+            what = ": what stands there is none, or was cut off as it was written" if unread else ""
+            raise RecordError(f"{path} holds no episode{what}", fix="play or evaluate again to record one")
         left_out = f" · {counted(damaged, 'file')} left out: no record" if damaged else ""
         return cls(printable(f"{path}{left_out}"), episodes)
 
