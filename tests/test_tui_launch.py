@@ -351,12 +351,13 @@ def test_a_record_is_replayed_as_text_and_a_changed_one_refused(tmp_path: Path) 
 
 
 def test_every_key_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "200")
+    """The file's line was broken at 80 columns, and a folder's name in brackets was missing in it."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "[red]"))
+    monkeypatch.setenv("COLUMNS", "80")
     text = run("--keys")
     for name in bindings():
         assert name in text
-    assert str(tmp_path / "msgrpo" / "keys.toml") in text.replace("\n", "")
+    assert str(tmp_path / "[red]" / "msgrpo" / "keys.toml") in text
     example = tmp_path / "keys.toml"
     example.write_text(text.rpartition("one line a key:")[2])
     assert read_keys(example)

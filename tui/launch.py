@@ -381,5 +381,6 @@ def print_keys(console: Console) -> None:
     table = RichTable("name", "keys", "does")
     for name, binding in bindings().items():
         table.add_row(name, changed.get(name, binding.key), binding.description)
-    console.print(table)
-    console.print(f'Change them in {keys_file()}, one line a key:  "play.pause" = "space,f2"', highlight=False)
+    print_table(table, console)
+    line = f'Change them in {keys_file()}, one line a key:  "play.pause" = "space,f2"'
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
