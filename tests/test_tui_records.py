@@ -283,6 +283,17 @@ async def test_an_agent_is_found_by_the_name_that_the_list_shows(tmp_path: Path)
     assert "fl" in str(refused.value.fix)
 
 
+async def test_two_endpoints_with_one_model_are_told_apart_in_a_narrow_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns both were endpoint:http://127.…"""
+    monkeypatch.setenv("COLUMNS", "80")
+    specs = [f"endpoint:http://127.0.0.1:{port}/v1#Qwen/Qwen2.5-3B-Instruct" for port in (8000, 8001)]
+    await evaluate([scripted(spec, answer("down")) for spec in specs], [LAKE], 2, tmp_path)
+    text = listed(str(tmp_path))
+    assert [text.count(f"127.0.0.1:{port}/v1#") for port in (8000, 8001)] == [2, 2]
+
+
 async def test_the_page_holds_as_many_episodes_as_asked_for(evaluated: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     listed(str(evaluated), "--html", str(file), "--episodes", "2")

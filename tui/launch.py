@@ -19,7 +19,7 @@ from msgrpo.game import Scenario, shown_board
 from msgrpo.games import get_scenario
 from msgrpo.limits import games_code
 from msgrpo.models.lora import read_adapter_config
-from msgrpo.output import print_table
+from msgrpo.output import Name, print_table
 from msgrpo.specs import shipped
 from msgrpo.text import counted, interval_text
 from msgrpo.tui import recording
@@ -28,7 +28,7 @@ from msgrpo.tui.choices import memory_file, missing_extra
 from msgrpo.tui.learning import SIGNS, Learning, sign
 from msgrpo.tui.match import new_match, usual
 from msgrpo.tui.recording import Recording
-from msgrpo.tui.records import EVERYBODY, FILTERS, Records
+from msgrpo.tui.records import EVERYBODY, FILTERS, NAMES, Records
 from msgrpo.tui.scenes import scale_of, scene_sign, scenes_mean
 from msgrpo.tui.series import Series
 from msgrpo.tui.session import LIVE_SPEED, SPEED, Session, Setup
@@ -233,7 +233,7 @@ def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console)
         columns, listed = records.table()
         table = RichTable(*columns, title=Text(f"{records.name}: {records.told}"), title_justify="left")
         for line in listed.values():
-            table.add_row(*map(Text, line))
+            table.add_row(*(Name(x) if name in NAMES else Text(x) for name, x in zip(columns, line, strict=True)))
         print_table(table, console)
         return
     from msgrpo.tui.app import PlayApp

@@ -27,6 +27,7 @@ FILTERS: dict[str, Callable[[Episode], bool]] = {
     "broken off": lambda episode: episode.error is not None,
 }
 COLUMNS = ("#", "scenario", "who", "return", "end", "steps", "lost a move", "invalid", "seed")
+NAMES = ("scenario", "who")  # columns that hold names
 SOME = ("lost a move", "invalid")  # columns that many records have nothing to say in
 EVERYBODY = ""
 
