@@ -18,9 +18,11 @@ from msgrpo.games import get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.tui import launch
 from msgrpo.tui.app import PlayApp
+from msgrpo.tui.match import Match
 from msgrpo.tui.records import Records
 from msgrpo.tui.screens.dialogs import RecordTree
 from msgrpo.tui.screens.records import RecordsScreen
+from msgrpo.tui.session import Session
 from msgrpo.tui.widgets.keyline import KeyLine
 from tests.command_line import run
 from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, until
@@ -47,12 +49,16 @@ def title(app: PlayApp) -> str:
     return str(app.screen.query_one("#title", Static).render())
 
 
-def test_two_agents_with_one_short_name_have_their_whole_ones(evaluated: Path) -> None:
+def test_two_agents_with_one_short_name_are_told_apart(evaluated: Path) -> None:
+    """Side by side, too: the titles of both were seed-0."""
     episodes = Records.read(evaluated).episodes
     specs = ["adapter:runs/a/seed-0", "adapter:runs/b/seed-0", "adapter:runs/b/seed-1"]
     renamed = [e.model_copy(update={"agents": {"player": spec}}) for e, spec in zip(episodes, specs, strict=False)]
     records = Records("three", renamed)
-    assert [records.line(place)[2] for place in range(3)] == [*specs[:2], "seed-1"]
+    assert [records.line(place)[2] for place in range(3)] == ["a/seed-0", "b/seed-0", "seed-1"]
+    match = Match([Session.replay(episode) for episode in renamed[:2]])
+    match.seat_people()
+    assert [session.title("player") for session in match.sessions] == ["a/seed-0", "b/seed-0"]
 
 
 def test_columns_that_say_nothing_are_left_out_and_ends_are_words(evaluated: Path) -> None:

@@ -20,7 +20,7 @@ from msgrpo.tui.choices import run_choices
 from msgrpo.tui.export import episode_line, file_stem
 from msgrpo.tui.match import Match, new_match
 from msgrpo.tui.series import verdict
-from msgrpo.tui.session import Frame, Session, Setup, Sitting, ending, short_name
+from msgrpo.tui.session import Frame, Session, Setup, Sitting, ending, names_of, short_name
 from tests.hostile_games import Walk, scenario
 
 
@@ -245,6 +245,20 @@ async def test_a_file_is_named_after_game_agents_and_seed() -> None:
 )
 def test_short_names(spec: str, name: str) -> None:
     assert short_name(spec) == name
+
+
+@pytest.mark.parametrize(
+    ("specs", "names"),
+    [
+        (["adapter:runs/a/seed-0", "adapter:runs/b/seed-0", "nano"], ["a/seed-0", "b/seed-0", "nano"]),
+        (["adapter:runs/x", "dqn:runs/x", "base:x"], ["adapter:runs/x", "dqn:runs/x", "base:x"]),
+        (["endpoint:http://h:1/v1#Q/q", "endpoint:http://h:2/v1#Q/q"], ["h:1/v1#Q/q", "h:2/v1#Q/q"]),
+        (["adapter:a/snake", "adapter:a/b/snake"], ["adapter:a/snake", "b/snake"]),
+        (["nano", "nano"], ["nano", "nano"]),
+    ],
+)
+def test_agents_of_one_short_name_are_told_apart(specs: list[str], names: list[str]) -> None:
+    assert [names_of(specs)[spec] for spec in specs] == names
 
 
 def test_a_run_that_is_called_like_a_game_is_listed_with_its_kind(tmp_path: Path) -> None:

@@ -64,7 +64,9 @@ class HumanAgent:
 
 
 class EmptySeat:
-    """A seat of a record. Nobody is asked there: a record says who has played, a person says who plays on."""
+    """A seat of a record. Nobody is asked there: a record says who has played, a person says who plays on. `name` is
+    what the screen calls who has played, in place of what the record does.
+    """
 
     def __init__(self, name: str, spec: str, settings: dict[str, Any]) -> None:
         self.name = name

@@ -12,7 +12,7 @@ from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.games.retold import SIGN
 from msgrpo.references import check_reference
 from msgrpo.tui.agents import ARROWS, WASD, EmptySeat, HumanAgent
-from msgrpo.tui.session import Session, Setup
+from msgrpo.tui.session import Session, Setup, names_of
 
 
 @dataclass
@@ -89,7 +89,12 @@ class Match:
         return [agent for agent in agents if isinstance(agent, HumanAgent)]
 
     def seat_people(self) -> None:
-        """Give each of two people a name and keys of their own; one alone is `you`, with all keys."""
+        """Give each of two people a name and keys of their own; one alone is `you`, with all keys. Agents with one
+        short name are told apart.
+        """
+        called = names_of({self.sessions[i].agents[player].spec for i, player in self.seats()})
+        for session in self.sessions:
+            session.called = called
         people = self.people()
         for number, (person, hand) in enumerate(zip(people, (ARROWS, WASD), strict=False), start=1):
             alone = len(people) == 1

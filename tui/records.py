@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +15,7 @@ from msgrpo.game import MISTAKE, Outcome
 from msgrpo.run_log import TRANSCRIPTS
 from msgrpo.text import counted, printable
 from msgrpo.tui.agents import HUMAN
-from msgrpo.tui.session import points, short_name
+from msgrpo.tui.session import names_of, points
 
 FILTERS: dict[str, Callable[[Episode], bool]] = {
     "all": lambda episode: True,
@@ -100,17 +99,13 @@ class Records:
         return list(dict.fromkeys(spec for episode in self.episodes for spec in episode.agents.values()))
 
     @cached_property
-    def _short(self) -> Counter[str]:
-        """How many agents have each short name."""
-        return Counter(map(short_name, self._specs))
-
-    def who(self, spec: str) -> str:
-        """An agent's short name, or its whole one where another has the same: seed-0 of two runs."""
-        return short_name(spec) if self._short[short_name(spec)] == 1 else spec
+    def who(self) -> dict[str, str]:
+        """What the list calls each agent."""
+        return names_of(self._specs)
 
     def names(self) -> dict[str, str]:
         """What an agent may be called: by its whole name, or as the list shows it; name -> whole name."""
-        return {self.who(spec): spec for spec in self._specs} | {spec: spec for spec in self._specs}
+        return {name: spec for spec, name in self.who.items()} | {spec: spec for spec in self._specs}
 
     def listed(self) -> list[int]:
         """The places of the episodes that the filters let through."""
@@ -137,7 +132,7 @@ class Records:
     def told(self) -> str:
         """Which episodes are listed."""
         words, order = self.words and f"“{self.words}”", "best first" if self.best_first else ""
-        parts = [self.only, self.agent and self.who(self.agent), words, order]
+        parts = [self.only, self.agent and self.who[self.agent], words, order]
         return " · ".join(filter(None, parts))
 
     def next_agent(self) -> None:
@@ -196,7 +191,7 @@ class Records:
         return (
             str(place + 1),
             episode.scenario,
-            " vs ".join(map(self.who, episode.agents.values())),
+            " vs ".join(self.who[spec] for spec in episode.agents.values()),
             " : ".join(points(round(total, 3)) for total in episode.returns.values()),
             result,
             str(turns[-1].step + 1 if turns else 0),

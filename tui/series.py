@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from msgrpo.evals.stats import bootstrap_mean
 from msgrpo.text import counted, interval_text
 from msgrpo.tui.match import Match, opponent
-from msgrpo.tui.session import Setup, points, short_name
+from msgrpo.tui.session import Setup, names_of, points
 
 FEWEST = 8  # games of a series from which an interval says something
 
@@ -95,7 +95,8 @@ class Series:
 
     def score(self) -> str:
         """`demo 7 - nano 3, difference +0.40 [+0.10, +0.70]`; the interval is a bootstrap over the games."""
-        names = [short_name(spec) for spec in (self.setup.agent, self.setup.against or "")]
+        specs = (self.setup.agent, self.setup.against or "")
+        names = [names_of(specs)[spec] for spec in specs]
         text = f"{names[0]} {self.wins[0]} - {names[1]} {self.wins[1]}"
         draws = self.played - sum(self.wins)
         text += f", {draws} drawn" if draws else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
@@ -104,6 +104,7 @@ class Session:
         self.seed = seed
         self.episode = new_episode(scenario, self.agents, seed, seed, seed)
         self.answers: dict[str, Decision] = {}
+        self.called: Mapping[str, str] = {}  # the agents that a screen shows together: spec -> name
         self.looks: str | None = None  # who of two people sees their own cards now
         self.cursor = 0
         self._replayed = 0  # steps of the record that it is the replay of
@@ -127,7 +128,7 @@ class Session:
         people = [player for player in scenario.players if episode.agents.get(player) == HUMAN]
         names = {player: f"player {number}" for number, player in enumerate(people, start=1) if len(people) > 1}
         agents = {
-            player: EmptySeat(names.get(player, short_name(spec)), spec, episode.settings.get(player, {}))
+            player: EmptySeat(names.get(player, ""), spec, episode.settings.get(player, {}))
             for player, spec in episode.agents.items()
         }
         if set(agents) != set(scenario.players):
@@ -352,7 +353,8 @@ class Session:
 
     def name(self, player: str) -> str:
         agent = self.agents[player]
-        return agent.name if isinstance(agent, (HumanAgent, EmptySeat)) else short_name(agent.spec)
+        own = agent.name if isinstance(agent, (HumanAgent, EmptySeat)) else ""
+        return own or self.called.get(agent.spec) or short_name(agent.spec)
 
 
 @dataclass
@@ -379,6 +381,22 @@ def short_name(spec: str) -> str:
         return spec
     name = rest.rpartition("#")[2] if kind == "endpoint" else rest.rstrip("/").rpartition("/")[2] or rest
     return f"{kind}:{name}" if name in SCENARIOS or names_an_agent(name) else name
+
+
+def names_of(specs: Collection[str]) -> dict[str, str]:
+    """What a narrow screen calls agents that it shows together: by their short names, or, where several have the
+    same, by as many parts of the whole name, from its end, as tell them apart: `a/seed-0` and `b/seed-0`.
+    """
+    names = {spec: short_name(spec) for spec in specs}
+    return {spec: _apart(spec, {one for one in specs if names[one] == names[spec]} - {spec}) for spec in names}
+
+
+def _apart(spec: str, others: Collection[str]) -> str:
+    if not others:
+        return short_name(spec)
+    parts = spec.split("/")
+    ends = ("/".join(parts[-number:]) for number in range(1, len(parts)))
+    return next((end for end in ends if not any(f"/{one}".endswith(f"/{end}") for one in others)), spec)
 
 
 def points(value: float) -> str:
