@@ -244,8 +244,11 @@ def test_a_move_is_meant_by_its_beginning_and_its_case_counts_where_it_helps() -
 
 
 def test_nothing_to_choose_in_a_pipe() -> None:
-    with pytest.raises(UsageError, match="no terminal"):
+    """With --plain it was said that there is no terminal, on one, too."""
+    with pytest.raises(UsageError, match="the app needs a terminal"):
         run()
+    with pytest.raises(UsageError, match="--plain opens no app"):
+        run("--plain")
 
 
 @pytest.mark.parametrize("arguments", [("snke",), ("snake", "--agent", "optmal")])

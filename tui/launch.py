@@ -134,8 +134,7 @@ def start(
             console.print(f"scenes of the run: {record}", highlight=False, markup=False, soft_wrap=True)
             return
     if plain or not (has_screen() or record or serve):
-        _check_printed(wanted, plain=plain)
-        _print(resolve, wanted, records, watched, games, console)
+        _print(resolve, wanted, records, watched, games, console, plain=plain)
         return
     check_specs(resolve, plays_on, *((wanted.agent, wanted.against) if wanted is not None else ()))
     _check_begins(resolve, wanted, records)
@@ -204,10 +203,16 @@ def _open(app: PlayApp) -> None:
         sys.exit(app.return_code)
 
 
-def _check_printed(wanted: Setup | None, *, plain: bool) -> None:
-    """Raise UsageError for what only the app can do, where a game is printed as text."""
-    if wanted is None or not (wanted.step or wanted.live):
-        return
+def _printed(wanted: Setup | None, *, plain: bool) -> Setup:
+    """The game that is printed as text. Raises UsageError where none is named, and for what only the app can do."""
+    if wanted is None:
+        why = "--plain opens no app" if plain else "the app needs a terminal that it can draw on"
+        raise UsageError(
+            f"no game is named, and none can be chosen here: {why}",
+            fix="msgrpo play snake --agent optimal, or, by hand, msgrpo play frozen-lake --agent human",
+        )
+    if not (wanted.step or wanted.live):
+        return wanted
     option, does = ("--live", "plays in real time") if wanted.live else ("--step", "waits for a key at each step")
     why = "--plain prints the game as text" if plain else "the game is printed as text, for want of a terminal"
     raise UsageError(f"{option} {does}, which only the app can do; {why}", fix=f"leave out {option}")
@@ -315,6 +320,8 @@ def _print(
     watched: Learning | None,
     games: int,
     console: Console,
+    *,
+    plain: bool,
 ) -> None:
     """What was asked for, as text."""
     from msgrpo.tui.plain import play_plain, show_replay
@@ -327,11 +334,7 @@ def _print(
             records.place = len(records.episodes) - 1
         show_replay(Session.replay(records.episode), console)
         return
-    if wanted is None:
-        raise UsageError(
-            "a game is chosen in the app, for which there is no terminal here, or one that cannot draw",
-            fix="msgrpo play snake --agent optimal, or, by hand, msgrpo play frozen-lake --agent human",
-        )
+    wanted = _printed(wanted, plain=plain)
     for spec in filter(None, (wanted.agent, wanted.against)):
         fix = missing_extra(spec)
         if fix is not None:
