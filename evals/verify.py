@@ -57,7 +57,7 @@ class Verified:
 
     episodes: int = 0
     unchecked_prompts: int = 0  # episodes whose prompt is another version's
-    failed: int = 0  # episodes without a result: the endpoint gave none
+    failed: Counter[str] = field(default_factory=Counter)  # episodes without a result, by what they say of it
     misjudged: int = 0  # episodes with a regret that is not what the judge says now
     foreign: int = 0  # finished episodes with seeds of no suite
     missing: dict[str, int] = field(default_factory=dict)  # scenario -> episodes of the suite that have no line
@@ -94,7 +94,8 @@ class Verified:
         if self.misjudged:
             parts.append(f"REGRETS: those of {self.misjudged} are not what the judge says now")
         if self.failed:
-            parts.append(f"{self.failed} of them without a result, because the endpoint or the game failed")
+            why = ", ".join(f"{count} {error}" for error, count in sorted(self.failed.items()))
+            parts.append(f"{self.failed.total()} of them without a result: {why}")
         if self.left:
             parts.append(f"{self.left} of them left by a person before the end")
         if self.outdated:
@@ -159,7 +160,7 @@ def verify(path: Path | str) -> Verified:
     for scenario in {**finished, **failed}:
         numbers = finished.get(scenario, {})
         lost = {seeds: one for seeds, one in failed.get(scenario, {}).items() if seeds not in numbers}
-        verified.failed += len(lost)
+        verified.failed.update(str(one.error) for one in lost.values())
         if faultless := sum(one.error == GAME_FAULT and not _fails_again(one) for one in lost.values()):
             verified.faultless[scenario] = faultless
         places, wrong = _count_gaps(verified, run, agents, scenario, {*numbers, *lost}), 0

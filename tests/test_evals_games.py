@@ -152,7 +152,7 @@ def test_an_end_that_is_no_result_of_the_scenario_is_the_games_fault(
     name = odd_game(tmp_path, **oddity)
     with pytest.raises(RecordError, match=re.escape(f"{said} (msgrpo games check")):
         eval_here(tmp_path / "e", agents=["random"], scenarios=[name], episodes=3)
-    assert verify(next((tmp_path / "e").glob("random/*.jsonl"))).failed == 3
+    assert verify(next((tmp_path / "e").glob("random/*.jsonl"))).failed.total() == 3
 
 
 def test_a_game_without_a_reference_player_hides_no_other_agents_result(tmp_path: Path) -> None:

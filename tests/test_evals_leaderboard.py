@@ -540,7 +540,7 @@ def test_verify_names_gaps_failures_and_foreign_seeds(evaluated: Path, tmp_path:
         update={"error": "server_error", "turns": [], "outcome": Outcome.PLAYING, "agents": {"player": "a"}}
     )
     write(tmp_path / "lost", [lost])
-    assert "1 of them without a result" in verify(tmp_path / "lost" / "r.jsonl").summary
+    assert "1 of them without a result: 1 server_error" in verify(tmp_path / "lost" / "r.jsonl").summary
     write(
         tmp_path.parent / f"{tmp_path.name}-own",
         [third.model_copy(update={"sampling_seed": 5, "agents": {"player": "a"}})],
