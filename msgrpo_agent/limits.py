@@ -35,6 +35,7 @@ HANGS = 3  # such calls end what plays the game
 HANDLERS = ("_on_sigint", "ask")  # of signals, which raise KeyboardInterrupt: asyncio's and training's
 LOOK_S = 0.25  # between two looks of the watcher
 LATER_S = 4 * LOOK_S  # after a call's end, by when the watcher has looked, if it can
+IDLE = 0.05  # of the time between two looks, less than which the processor worked for a process that stood still
 INT, TERM, ALRM = (int(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
 # `signal`'s own take 4 µs to give what they return a name
 _handler_of: Callable[[int], Any] = import_module("_signal").getsignal
@@ -144,11 +145,27 @@ def _no_alarm() -> None:
 
 
 def _watch() -> None:
+    before, worked = time.monotonic(), time.process_time()
     while True:
         time.sleep(LOOK_S)
+        now, work = time.monotonic(), time.process_time()
         with _lock:
+            _give_back(now - before, work - worked)
             for thread, call in list(_calls.items()):
                 _look(thread, call, time.monotonic())
+        before, worked = now, work
+
+
+def _give_back(passed: float, worked: float) -> None:
+    """Give every call the time in which the process stood still, as after a Ctrl-Z: so long was no look, and the
+    processor hardly worked for it. Code in C that keeps the watcher from looking works all the while.
+    """
+    if passed > LATER_S and worked < IDLE * passed:
+        for innermost in list(_calls.values()):
+            call: _Call | None = innermost
+            while call is not None:
+                call.ends += passed
+                call = call.before
 
 
 def _look(thread: int, call: _Call, now: float) -> None:

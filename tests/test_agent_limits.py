@@ -540,3 +540,15 @@ def test_what_does_not_come_back_is_named_once_when_its_time_has_passed_again(
         limits._look(1, call, now)  # no thread has this number
         said.append("a game does not come back: end msgrpo" in capsys.readouterr().err)
     assert said == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize(("worked_s", "given_s"), [(1.0, 100.0), (30.0, 0.0)])
+def test_a_call_is_not_charged_for_the_time_in_which_the_process_stood_still(worked_s: float, given_s: float) -> None:
+    """A Ctrl-Z for a minute within a game's call was a hang, and the episode was lost."""
+    with within(1000, "a game"), within(500, "its template"):
+        inner = limits._calls[threading.get_ident()]
+        outer = inner.before
+        assert outer is not None
+        ends = [inner.ends, outer.ends]
+        limits._give_back(100.0, worked_s)
+        assert [inner.ends, outer.ends] == [end + given_s for end in ends]
