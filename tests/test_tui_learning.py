@@ -284,6 +284,24 @@ async def test_the_screen_shows_curve_groups_episode_and_credit(trained: Path) -
         assert screen.session.cursor != before
 
 
+async def test_the_turn_that_is_shown_stays_in_sight_on_a_small_screen(trained: Path) -> None:
+    """At 80x24 there is room for three turns: the last ones, with the reward, were never seen."""
+    app = PlayApp(lambda spec: RandomAgent(), run=Learning.of(trained), clock=ManualClock())
+    async with app.run_test(size=(NARROWEST, 24)) as pilot:
+        await settle(pilot)
+        screen = app.screen
+        assert isinstance(screen, LearnScreen)
+        await press(pilot, "home")
+        for key in ["tab", "down"] * 6:
+            assert isinstance(screen.session, Session)
+            if screen.session.last < 6:
+                await press(pilot, key)
+        assert screen.session.last >= 6
+        for step in range(1, screen.session.last + 1):
+            await press(pilot, "n")
+            assert f"▸{step:>3}" in shown(app)
+
+
 async def test_what_the_signs_of_the_curve_mean_is_read_whole_on_a_usual_terminal(trained: Path) -> None:
     app = PlayApp(lambda spec: RandomAgent(), run=Learning.of(trained), clock=ManualClock())
     async with app.run_test(size=(NARROWEST, 24)) as pilot:

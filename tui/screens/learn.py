@@ -12,6 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
+from textual.geometry import Region
 from textual.markup import escape
 from textual.screen import Screen
 from textual.widgets import Static
@@ -28,7 +29,7 @@ from msgrpo.tui.screens.dialogs import Help
 from msgrpo.tui.session import Session, ending
 from msgrpo.tui.widgets.board import BoardView
 from msgrpo.tui.widgets.keyline import Hint, KeyLine
-from msgrpo.tui.widgets.learning import Groups, draw_curve, facts, turns, words
+from msgrpo.tui.widgets.learning import HERE, Groups, draw_curve, facts, turns, words
 from msgrpo.tui.widgets.text import clipped
 
 LOOK_S = 1.0  # between two looks into the folder
@@ -172,7 +173,16 @@ class LearnScreen(Screen[None]):
             listed.update(turns(run, self.session))
             limit = self.session.scenario.step_limit
             box.border_subtitle = escape(ending(self.session, frame)) or f"step {frame.step} of {limit}"
+        once_drawn(self, self._keep_in_sight)
         self.picture()
+
+    def _keep_in_sight(self) -> None:
+        """Scroll to the turn that the board shows: a small screen has no room for all."""
+        listed = self.query_one("#turns", Static)
+        lines = str(listed.content).split("\n")
+        below = next((number for number, line in enumerate(reversed(lines), start=1) if line.startswith(HERE)), None)
+        y = 0 if below is None else listed.size.height - below
+        self.query_one(VerticalScroll).scroll_to_region(Region(0, y, 1, 1), animate=False)
 
     def episode_title(self) -> str:
         run = self.run

@@ -18,6 +18,7 @@ from msgrpo.tui.shades import MUTED
 NOTHING_YET = "nothing measured yet"
 FLAT = "  flat"
 PALEST, PALEST_LIGHT = 60, 85  # percent of the colour of the smallest advantage: still read on dark, on light ground
+HERE = "▸"  # marks the turn that led to what the board shows
 FILM_TURNS = 6  # lines of moves below the board of a film
 
 
@@ -175,7 +176,7 @@ def film_turns(session: Session) -> Content:
 def _move(turn: Turn, cursor: int) -> Content:
     """A turn's step, action and reward; the one that led to what the board shows is marked."""
     here = turn.step + 1 == cursor
-    text = f"{'▸' if here else ' '}{turn.step + 1:>3}  {turn.action or '⊥':<8} {points(turn.paid):>6}"
+    text = f"{HERE if here else ' '}{turn.step + 1:>3}  {turn.action or '⊥':<8} {points(turn.paid):>6}"
     return Content.styled(text, "bold $text-accent" if here else "")
 
 
