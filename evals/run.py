@@ -3,54 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import reprlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
-from typing import Protocol, get_args
 
 from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds
-from msgrpo.episode import (
-    GAME_FAULT,
-    Episode,
-    computed,
-    few_collections,
-    lost_by,
-    new_episode,
-    place_for,
-    play_on,
-)
-from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError, check_given, nearest
+from msgrpo.episode import Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
+from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError, check_given
+from msgrpo.evals.asked import CHUNK, Asked, Elsewhere, check_asked, check_folder, check_repeatable, playable_by
 from msgrpo.evals.budget import Budget
+from msgrpo.evals.failures import ATTEMPTS, Failures
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress
-from msgrpo.evals.record import (
-    Command,
-    Record,
-    Run,
-    changing_run,
-    check_names,
-    failure_of,
-    folder_name,
-    holds_episodes,
-)
-from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, check_counts, check_scenario, suite_seeds
+from msgrpo.evals.record import Command, Record, changing_run, folder_name
+from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, check_counts, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
 from msgrpo.limits import games_code
-from msgrpo.specs import check_agents, checked_names
-
-# An episode that failed this often by its own fault is given up; each start of the command makes one attempt.
-ATTEMPTS = 3
-CHUNK = 32  # episodes that are played together in another process
-FEWEST_FAILURES, FAILURE_SHARE = 10, 0.25  # more failed episodes than both stop the run, or a game at fault
+from msgrpo.specs import checked_names
 
 _END = object()
 
@@ -71,46 +48,6 @@ class _Part:
     name: str
     record: Record
     partial: Partial
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What `evaluate` was asked for, less the agents and scenarios."""
-
-    out: Path
-    episodes: int
-    repeats: int
-    split: HeldOut
-    concurrency: int
-    retry_failed: bool
-    regret: bool
-    max_failures: int | None
-    budget: Budget
-    elsewhere: Elsewhere | None
-    progress: EvalProgress
-
-    @property
-    def plays(self) -> int:
-        """Episodes of one agent in one scenario."""
-        return self.episodes * self.repeats
-
-    @property
-    def at_once(self) -> int:
-        """How many of them may be on their way."""
-        return self.concurrency if self.elsewhere is None else CHUNK * self.elsewhere.at_once
-
-
-def can_play(agent: Agent, scenario: Scenario) -> bool:
-    """Whether an agent can play a scenario: a DQN knows the boards of its training only, `optimal` needs a reference
-    player.
-    """
-    able = getattr(agent, "can_play", None)
-    return True if able is None else bool(able(scenario))
-
-
-def why_not(agent: Agent) -> str:
-    """Why an agent with a `can_play` does not play a scenario: its own words, where it has some."""
-    return str(getattr(agent, "why_not", "it cannot play this game"))
 
 
 async def evaluate(
@@ -148,11 +85,11 @@ async def evaluate(
     if not isinstance(max_failures, (Integral, NoneType)):
         raise UsageError(f"max_failures is {max_failures!r}, no whole number", fix="a number of episodes")
     check_counts(episodes=episodes, repeats=repeats, concurrency=concurrency)
-    _check_asked(agents, scenarios, split, command)
+    check_asked(agents, scenarios, split, command)
     called = checked_names(names or {}, [agent.spec for agent in agents])
-    _check_repeatable(scenarios)
-    able = [(agent, _playable(agent, scenarios)) for agent in agents]
-    asked = _Asked(
+    check_repeatable(scenarios)
+    able = [(agent, playable_by(agent, scenarios)) for agent in agents]
+    asked = Asked(
         Path(out), episodes, repeats, split, concurrency, retry_failed, regret, max_failures, budget, elsewhere,
         progress or EvalProgress(),
     )  # fmt: skip
@@ -162,19 +99,17 @@ async def evaluate(
         plan = _opened(stack, asked, able, called)
         _note_command(asked, called, command)
         for agent, parts in plan:
-            await _play_agent(agent, parts, asked, _Failures(agent.spec, asked.max_failures, faults, hung))
+            await _play_agent(agent, parts, asked, Failures(agent.spec, asked.max_failures, faults, hung))
     if faults:
         raise GameFaultError("; ".join(dict.fromkeys(fault.message for fault in faults)), fix=faults[0].fix)
 
 
 def _opened(
-    stack: ExitStack, asked: _Asked, able: Sequence[tuple[Agent, Sequence[Scenario]]], called: dict[str, str]
+    stack: ExitStack, asked: Asked, able: Sequence[tuple[Agent, Sequence[Scenario]]], called: dict[str, str]
 ) -> list[tuple[Agent, list[_Part]]]:
     """What each agent plays, with its records, open until the stack ends. Refuse what the folder cannot hold too."""
     with changing_run(asked.out) as run:
-        _check_split(run, asked)
-        _check_repeats(run, able, asked)
-        _check_names(run, [agent for agent, _ in able], called)
+        check_folder(run, able, asked, called)
         forgiven = run.forgiven
     plan = []
     for agent, playable in able:
@@ -189,7 +124,7 @@ def _opened(
     return plan
 
 
-async def _play_agent(agent: Agent, parts: Sequence[_Part], asked: _Asked, failures: _Failures) -> None:
+async def _play_agent(agent: Agent, parts: Sequence[_Part], asked: Asked, failures: Failures) -> None:
     """All that one agent plays."""
     progress = asked.progress
     progress.begin(agent, asked.plays * len(parts))
@@ -225,76 +160,7 @@ def _count_before(agent: Agent, record: Record, progress: EvalProgress) -> None:
     progress.spoken += len(record.finished) if isinstance(agent, LanguageAgent) else 0
 
 
-def _playable(agent: Agent, scenarios: Collection[Scenario]) -> list[Scenario]:
-    """Those that an agent can play. Raises UsageError where it can play none."""
-    able = [scenario for scenario in scenarios if can_play(agent, scenario)]
-    if not able:
-        listed = ", ".join(scenario.id for scenario in scenarios)
-        raise UsageError(f"{agent.spec} can play none of {listed}: {why_not(agent)}", fix="choose other agents")
-    return able
-
-
-def _check_asked(agents: Collection[Agent], scenarios: Collection[Scenario], split: HeldOut, command: str) -> None:
-    """Refuse, before anything is written, what a caller from Python may ask for and no folder can hold."""
-    for what, given in (("agents", agents), ("scenarios", scenarios)):
-        if isinstance(given, str) or not isinstance(given, Collection):  # one, or the name of one
-            raise UsageError(f"{what} is {reprlib.repr(given)}, not a list", fix=f"{what}=[…], also of a single one")
-    check_given("command", command, str)
-    if not agents or not scenarios:
-        raise UsageError(f"there are {len(agents)} agents and {len(scenarios)} scenarios: nothing can be played")
-    check_agents(agents)
-    for scenario in scenarios:
-        check_scenario(scenario)
-    for what, names in (("agents", [agent.spec for agent in agents]), ("scenarios", [one.id for one in scenarios])):
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UsageError(
-                f"two {what} are named {twice!r}: they share a record", fix="give each its own name, once"
-            )
-    if split not in get_args(HeldOut):
-        raise UsageError(f"no split of evaluations is named {split!r}", fix=nearest(split, get_args(HeldOut)))
-
-
-def _check_repeatable(scenarios: Collection[Scenario]) -> None:
-    """Refuse games of a server that gives another game for the same seed: nothing could be compared by pairs."""
-    for scenario in scenarios:
-        if scenario.remote is not None and not scenario.remote.repeats:
-            raise UsageError(
-                f"{scenario.id} gave another game when it was asked for the same seed again, so no two agents would "
-                "play the same episodes",
-                fix="its reset(seed) has to seed all that it draws; training and play do not need it",
-            )
-
-
-def _check_split(run: Run, asked: _Asked) -> None:
-    """Refuse a folder with episodes of another split: its tables would mix them. Its `run.json` may be gone."""
-    if (run.asked or holds_episodes(asked.out)) and run.split != asked.split:
-        raise UsageError(
-            f"{asked.out} holds episodes of the split {run.split}, not of {asked.split}",
-            fix=f"--split {run.split}, or another --out",
-        )
-
-
-def _check_repeats(run: Run, able: Sequence[tuple[Agent, Sequence[Scenario]]], asked: _Asked) -> None:
-    """Refuse fewer repeats or starts than are recorded, which would leave results out; more are allowed."""
-    episodes, repeats = asked.episodes, asked.repeats
-    for spec, scenario in ((agent.spec, scenario.id) for agent, playable in able for scenario in playable):
-        before = run.repeats.get(spec, {}).get(scenario, 1)
-        starts = run.asked.get(spec, {}).get(scenario, 0) // before
-        if starts and (repeats < before or (repeats > before and episodes < starts)):
-            raise UsageError(
-                f"{spec} has played {starts} starts of {scenario} {before} times each here; "
-                f"{episodes} starts {repeats} times each would leave some of that out",
-                fix=f"--episodes {max(starts, episodes)} --repeats {max(before, repeats)}, or another --out",
-            )
-
-
-def _check_names(run: Run, agents: Collection[Agent], called: dict[str, str]) -> None:
-    """Refuse names that, with those of earlier evaluations in the folder, would make one agent another."""
-    asked = run.asked | {agent.spec: {} for agent in agents}
-    check_names(run.model_copy(update={"names": run.names | called, "asked": asked}))
-
-
-def _note_command(asked: _Asked, called: dict[str, str], command: str) -> None:
+def _note_command(asked: Asked, called: dict[str, str], command: str) -> None:
     """Nothing was refused, so the run is recorded from here on."""
     with changing_run(asked.out) as run:
         run.split = asked.split
@@ -304,7 +170,7 @@ def _note_command(asked: _Asked, called: dict[str, str], command: str) -> None:
             run.commands.append(Command(at=datetime.now(UTC).isoformat(timespec="seconds"), line=command))
 
 
-def _note_start(agent: Agent, parts: Sequence[_Part], asked: _Asked) -> None:
+def _note_start(agent: Agent, parts: Sequence[_Part], asked: Asked) -> None:
     """Record what is asked for, so that a table can say how much of it is there."""
     with changing_run(asked.out) as run:
         of_agent = run.asked.setdefault(agent.spec, {})
@@ -333,7 +199,7 @@ def _forgive(out: Path, parts: Sequence[_Part]) -> None:
         run.forgiven |= {part.name: part.record.lines for part in parts}
 
 
-def _open_jobs(part: _Part, asked: _Asked, failures: _Failures) -> Iterator[_Job | None]:
+def _open_jobs(part: _Part, asked: Asked, failures: Failures) -> Iterator[_Job | None]:
     """Yield what is left to play, drawn when it is needed; None for each episode that is finished or given up."""
     record = part.record
     for seeds in islice(suite_seeds(part.scenario, asked.split, asked.repeats), asked.plays):
@@ -348,7 +214,7 @@ def _open_jobs(part: _Part, asked: _Asked, failures: _Failures) -> Iterator[_Job
         yield job
 
 
-async def _play_all(agent: Agent, jobs: Iterator[_Job | None], asked: _Asked, failures: _Failures) -> None:
+async def _play_all(agent: Agent, jobs: Iterator[_Job | None], asked: Asked, failures: Failures) -> None:
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
     progress = asked.progress
     speaks = isinstance(agent, LanguageAgent)  # other agents cost nothing
@@ -375,7 +241,8 @@ async def _play_all(agent: Agent, jobs: Iterator[_Job | None], asked: _Asked, fa
                 await asyncio.sleep(0)  # let Ctrl-C through, also while a million finished episodes are skipped
                 continue
             try:
-                failures.count(job, await _play(agent, job, asked))
+                episode = await _play(agent, job, asked)
+                failures.count(episode, job.record.failures[job.seeds])
             except GameFaultError as fault:  # a fatal one: the game took too long too often
                 failures.give_up(job.scenario.id, fault)
 
@@ -388,7 +255,7 @@ async def _play_all(agent: Agent, jobs: Iterator[_Job | None], asked: _Asked, fa
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _play(agent: Agent, job: _Job, asked: _Asked) -> Episode:
+async def _play(agent: Agent, job: _Job, asked: Asked) -> Episode:
     progress = asked.progress
     progress.running += 1
     progress.steps_open += job.scenario.step_limit
@@ -446,24 +313,8 @@ def _ended(agent: Agent, job: _Job, episode: Episode, progress: EvalProgress) ->
     progress.on_change(progress)
 
 
-Given = tuple[str, EpisodeSeeds]  # the scenario and the seeds of an episode
-
-
-class Elsewhere(Protocol):
-    """Plays chunks of episodes in other processes."""
-
-    @property
-    def at_once(self) -> int:
-        """How many chunks may be on their way."""
-        ...
-
-    async def play(self, spec: str, chunk: Sequence[Given], regret: bool) -> list[Episode | MsgrpoError]:
-        """The episodes of a chunk, in its order, or why one could not be played."""
-        ...
-
-
 async def _play_elsewhere(
-    agent: Agent, jobs: Iterator[_Job | None], elsewhere: Elsewhere, asked: _Asked, failures: _Failures
+    agent: Agent, jobs: Iterator[_Job | None], elsewhere: Elsewhere, asked: Asked, failures: Failures
 ) -> None:
     """Chunks go out as places come free; episodes are recorded in the suite's order."""
     progress = asked.progress
@@ -484,7 +335,7 @@ async def _play_elsewhere(
             await coming
             running.popleft()
             for job, episode in _record_all(agent, chunk, coming, progress, failures):
-                failures.count(job, episode)
+                failures.count(episode, job.record.failures[job.seeds])
             begin_some()
     finally:
         for chunk, coming in running:  # what came while an earlier chunk was waited for
@@ -500,7 +351,7 @@ def _record_all(
     chunk: Sequence[_Job],
     played: asyncio.Future[list[Episode | MsgrpoError]],
     progress: EvalProgress,
-    failures: _Failures,
+    failures: Failures,
 ) -> list[tuple[_Job, Episode]]:
     """Record what of a chunk was played; then raise what ended the rest of it."""
     ended, faults = [], []
@@ -522,62 +373,3 @@ def _after_step(job: _Job, progress: EvalProgress, episode: Episode) -> None:
     job.partial.add(job.seeds, episode)
     turn = episode.turns[-1]
     progress.look(turn.prompt_tokens, turn.completion_tokens, next(iter(episode.agents.values())))
-
-
-@dataclass
-class _Failures:
-    """Counts what has ended. A game whose own code fails too often is given up, and `faults` gets why; one that took
-    too long too often is `hung`, for all agents. Too many other failures end the run with an EndpointError, and so do
-    `max_failures` of any kind where that is given.
-    """
-
-    agent: str
-    max_failures: int | None
-    faults: list[GameFaultError]
-    hung: set[str]
-    ended: Counter[str] = field(default_factory=Counter)  # by the scenario
-    failed: Counter[str] = field(default_factory=Counter)  # by the scenario whose game is at fault; "" for the others
-    given_up: set[str] = field(default_factory=set)  # scenarios
-
-    def until_given_up(self, scenario: str, jobs: Iterator[_Job | None]) -> Iterator[_Job | None]:
-        """The jobs of a scenario, as long as it is played and its starts can be looked at."""
-        try:
-            yield from takewhile(lambda job: scenario not in self.given_up | self.hung, jobs)
-        except GameFaultError as fault:
-            self.faults.append(fault)
-
-    def count(self, job: _Job, episode: Episode) -> None:
-        if job.record.failures[job.seeds] > 1 and self.max_failures is None:
-            return  # it failed so before, when the others did not: played again it says nothing of them
-        self.ended[episode.scenario] += 1
-        if episode.error is None:
-            return
-        game = episode.scenario if episode.error == GAME_FAULT and self.max_failures is None else ""
-        self._count_failed(game, failure_of(episode))
-
-    def count_given_up(self, scenario: str) -> None:
-        """An episode is not played: it failed at each of its attempts, and says nothing of the others."""
-        if self.max_failures is not None:
-            self.ended[scenario] += 1
-            self._count_failed("", f"{ATTEMPTS} failures, at earlier starts")
-
-    def _count_failed(self, game: str, failure: str) -> None:
-        self.failed[game] += 1
-        most, failed, ended = self.max_failures, self.failed[game], self.ended[game] if game else self.ended.total()
-        if game in self.given_up or failed <= (max(FEWEST_FAILURES, FAILURE_SHARE * ended) if most is None else most):
-            return
-        where = f" of {game}" if game else ""
-        said = f"{self.agent}: {failed} of {ended} episodes{where} failed, the last with {failure}"
-        again = "start the same command again: finished episodes stay, and those that failed are played again"
-        if not game:
-            fix = f"see what is wrong with the endpoint or the game, then {again}"
-            raise EndpointError(said, kind="too_many_failures", fatal=True, fix=fix)
-        self.give_up(game, GameFaultError(said, fix=f"see what is wrong with the game, then {again}"))
-
-    def give_up(self, scenario: str, fault: GameFaultError) -> None:
-        """Play this game no further, and the others all the same."""
-        if scenario not in self.given_up:
-            self.given_up.add(scenario)
-            self.faults.append(fault)
-        if fault.fatal:
-            self.hung.add(scenario)

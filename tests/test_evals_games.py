@@ -10,8 +10,9 @@ import pytest
 
 from msgrpo.errors import GameFaultError, RecordError, UsageError
 from msgrpo.evals.command import Options
+from msgrpo.evals.failures import ATTEMPTS, FAILURE_SHARE, FEWEST_FAILURES
 from msgrpo.evals.progress import EvalProgress
-from msgrpo.evals.run import ATTEMPTS, FAILURE_SHARE, FEWEST_FAILURES, evaluate
+from msgrpo.evals.run import evaluate
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.games import get_scenario

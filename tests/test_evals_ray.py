@@ -15,8 +15,9 @@ import pytest
 
 from msgrpo.episode import Episode
 from msgrpo.errors import EndpointError, MsgrpoError, UsageError
+from msgrpo.evals.asked import CHUNK, Given
 from msgrpo.evals.command import Options
-from msgrpo.evals.run import CHUNK, Given, evaluate, play_one
+from msgrpo.evals.run import evaluate, play_one
 from msgrpo.games import get_scenario
 from msgrpo.references import RandomAgent
 from tests.command_line import PROGRAM

@@ -319,7 +319,8 @@ async def test_a_run_ends_before_it_costs_more_than_its_budget(tmp_path: Path) -
 
 async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -> None:
     """A worker that waits for room keeps its place: nobody with a later episode gets ahead of it."""
-    from msgrpo.evals.run import _Failures, _Job, _play_all
+    from msgrpo.evals.failures import Failures
+    from msgrpo.evals.run import _Job, _play_all
 
     class Slow:
         """Room comes after a while, and to whoever asks later at once."""
@@ -353,7 +354,7 @@ async def test_episodes_begin_in_the_suites_order_while_others_wait_for_room() -
         progress.planned = 6
         jobs = iter([_Job(LAKE, seeds, Record(), Begun()) for seeds in first])  # type: ignore[arg-type]
         asked = SimpleNamespace(concurrency=6, regret=False, budget=Slow(), progress=progress)
-        await _play_all(agent, jobs, asked, _Failures(agent.spec, None, [], set()))  # type: ignore[arg-type]
+        await _play_all(agent, jobs, asked, Failures(agent.spec, None, [], set()))  # type: ignore[arg-type]
         await agent.close()
     assert begun == list(range(6))
 

@@ -27,10 +27,11 @@ from msgrpo.episode import Turn, new_episode, observation_of, read_episodes
 from msgrpo.errors import EndpointError, GameError, ModelError, MsgrpoError, RecordError, UsageError
 from msgrpo.evals import command, leaderboard, plays, suites
 from msgrpo.evals.budget import Budget
+from msgrpo.evals.failures import ATTEMPTS, FEWEST_FAILURES
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress, shown
 from msgrpo.evals.record import Price, Record, changing_run, folder_name, read_run, seeds_of
-from msgrpo.evals.run import ATTEMPTS, FEWEST_FAILURES, evaluate
+from msgrpo.evals.run import evaluate
 from msgrpo.evals.suites import EpisodeSeeds, episode_seeds
 from msgrpo.evals.verify import verify
 from msgrpo.game import Judgement, Scenario
