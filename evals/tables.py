@@ -194,7 +194,7 @@ def terminal(board: Leaderboard) -> Iterator[Table | Text]:
 def _rich(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for line in lines:
         # Text, so that what an agent is called is not read as markup
         table.add_row(

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 try:
     import typer
     from rich.markup import escape
-    from rich.table import Column, Table
+    from rich.table import Table
     from typer.core import TyperGroup
 
     from msgrpo import __version__
     from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
     from msgrpo.game import AnyText, Scenario
-    from msgrpo.output import Json, err, outliving, print_json, print_table, say, say_error
+    from msgrpo.output import Json, Name, err, outliving, print_json, print_table, say, say_error
     from msgrpo.signals import end_with_threads, ending_as_interrupt
     from msgrpo.text import counted, printable
 except KeyboardInterrupt:  # a Ctrl-C while these are loaded, which takes up to a second
@@ -107,7 +107,9 @@ def list_games(ctx: typer.Context, as_json: Json = False) -> None:
         return
     table = Table("scenario", "players", "steps", "source", box=None, pad_edge=False)
     for scenario in chosen:
-        table.add_row(scenario.id, str(len(scenario.players)), str(scenario.step_limit), escape(scenario.source))
+        table.add_row(
+            Name(scenario.id), str(len(scenario.players)), str(scenario.step_limit), escape(scenario.source)
+        )
     print_table(table)
     say("settings after [V] Verlog, [F] FastSnake, [G] Gymnasium")
     say("msgrpo games NAME shows the rules; msgrpo play NAME plays; msgrpo games new my_game.py begins your own")
@@ -157,7 +159,7 @@ def check(
         rows = [{"rule": finding.rule, "breach": finding.breach, "fix": finding.fix} for finding in examined.findings]
         print_json({"scenario": scenario, "rules": rows, "episode_s": examined.episode_s})
     else:
-        table = Table("rule", Column("what was seen", overflow="fold"), "what mends it", box=None, pad_edge=False)
+        table = Table("rule", "what was seen", "what mends it", box=None, pad_edge=False)
         for finding in examined.findings:
             state = "[green]✓[/]" if finding.breach is None else f"[red]✗[/] {escape(finding.breach)}"
             table.add_row(finding.rule, state, escape(finding.fix or ""))

@@ -18,6 +18,7 @@ import typer
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from msgrpo.text import as_json, printable
@@ -107,7 +108,11 @@ def print_json(value: Any) -> None:
 
 
 def print_table(table: RenderableType, console: Console = out) -> None:
-    """Write a table. In a pipe or a file it is wider than on a terminal: who searches it finds names in one piece."""
+    """Write a table, of which nothing is cut off: commands are copied from it. In a pipe or a file it is wider than
+    on a terminal: who searches it finds names in one piece.
+    """
+    for column in table.columns if isinstance(table, Table) else ():
+        column.overflow = "fold"
     own_width = console.is_terminal or "COLUMNS" in os.environ
     (console if own_width else _Console(file=console.file, width=PIPED, emoji=False)).print(table)
 

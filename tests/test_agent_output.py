@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from msgrpo import output
@@ -79,6 +80,16 @@ def test_a_table_in_a_pipe_breaks_no_name(
     width = 80 if terminal else None
     output.print_table(table, Console(file=written, width=width, force_terminal=terminal, color_system=None))
     assert (name in written.getvalue()) == whole
+
+
+def test_nothing_in_a_narrow_table_is_cut_off() -> None:
+    """Of the command that installs an extra `msgrpo doctor` showed /home/some/where/.venv/bin/pyth…"""
+    command = "/home/some/where/.venv/bin/python -m pip install -e '/home/some/where/msgrpo[train]'"
+    table, written = Table("command that helps", box=None, pad_edge=False), io.StringIO()
+    table.add_row(escape(command))
+    output.print_table(table, Console(file=written, width=20, force_terminal=True, color_system=None))
+    lines = [line.strip() for line in written.getvalue().splitlines()[1:]]
+    assert "".join(lines).replace(" ", "") == command.replace(" ", "")
 
 
 def test_no_part_of_a_name_is_a_sign_or_drives_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
