@@ -58,23 +58,15 @@ def foreign(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from ((key, name) for name in names)
 
 
-def check_named(
-    settings: Mapping[str, Any], given: Mapping[str, Any], whose: str, command: str, program: str = "msgrpo"
-) -> None:
-    """Raise UsageError where `settings`, which come from `whose` file, name what a person has not.
+def check_named(named: Iterable[tuple[str, str]], whose: str, command: str, program: str = "msgrpo") -> None:
+    """Raise UsageError where what `whose` file names (`foreign`) is not all named by a person too.
 
-    `given` are the settings that a person gave themselves; `command` is what follows `program`, for the message.
+    `command` is what follows `program`, for the message, which allows what was allowed already, too.
     """
-    changed = "scenario" in given and given["scenario"] != settings.get("scenario")
-    names = [
-        (key, name)
-        for key, name in foreign(settings)
-        if not is_allowed(name) and (key not in given or (key == "scenario" and changed))
-    ]
-    if names:
-        listed = ", ".join(f"{key} {name!r}" for key, name in names)
-        allowed = " ".join(f"--allow {shlex.quote(name)}" for _, name in names)
+    named = list(dict.fromkeys(named))
+    if missing := [f"{key} {name!r}" for key, name in named if not is_allowed(name)]:
+        allowed = " ".join(f"--allow {shlex.quote(name)}" for name in dict.fromkeys(name for _, name in named))
         raise UsageError(
-            f"{whose} names {listed}; nothing is run or asked because a file says so",
+            f"{whose} names {', '.join(missing)}; nothing is run or asked because a file says so",
             fix=f"if you trust it: {program} {allowed} {command}",
         )

@@ -323,6 +323,22 @@ def test_what_allows_a_study_goes_on_where_it_was_to_be(
     assert "msgrpo --allow mine.py:scenario lab study.toml --out 'my studies' --workers 1" in said
 
 
+def test_what_allows_the_rest_of_a_study_keeps_what_was_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The game was asked for alone, then the credit without the game: each printed command undid the last."""
+    monkeypatch.chdir(tmp_path)
+    Path("study.toml").write_text(
+        'question = "?"\nscenario = "mine.py:scenario"\nseeds = 1\n[arms.a]\n[arms.b]\ncredit = "mine.py:credit"\n'
+    )
+    for allowed in ((), ("--allow", "mine.py:credit")):
+        monkeypatch.setattr("sys.argv", ["msgrpo", *allowed, "lab", "study.toml"])
+        with pytest.raises(SystemExit):
+            main()
+        said = " ".join(capsys.readouterr().err.split())
+        assert "msgrpo --allow mine.py:scenario --allow mine.py:credit lab study.toml" in said
+
+
 def test_a_study_reads_no_file_into_its_prompts_that_nobody_has_named(tmp_path: Path) -> None:
     """A run's configuration was refused the same; the study's file went on to read whatever it named."""
     secret, study = tmp_path / "secret.txt", tmp_path / "study.toml"

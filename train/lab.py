@@ -51,7 +51,7 @@ from msgrpo.specs import make_agent
 from msgrpo.train.config import MANY, TrainConfig, make_config
 from msgrpo.train.lab_report import curve, draw, markdown, reported
 from msgrpo.train.run_folder import allowing, by_todays_names, refused
-from msgrpo.trust import check_named
+from msgrpo.trust import check_named, foreign
 
 STUDY = "study.json"  # what a folder's study is, whole
 Say = Callable[[str], None]
@@ -110,9 +110,9 @@ def load_study(file: Path, options: Sequence[str] = ()) -> Study:
     """
     try:
         values = tomllib.loads(read_regular(file).decode())
-        for settings in (values, values.get("settings"), *_tables(values.get("arms"))):
-            if isinstance(settings, dict):
-                check_named(settings, {}, str(file), shlex.join(["lab", str(file), *options]))
+        tables = (values, values.get("settings"), *_tables(values.get("arms")))
+        named = [pair for settings in tables if isinstance(settings, dict) for pair in foreign(settings)]
+        check_named(named, str(file), shlex.join(["lab", str(file), *options]))
         return Study.model_validate(values)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error

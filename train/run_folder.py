@@ -145,7 +145,11 @@ def config_of(
                 raise ValueError("prompt is a text, which would be the name of a file to read")
             said = [f"{key}={given[key]}" for key in MAY_CHANGE if key in given]
             changes = "".join(f" --set {shlex.quote(setting)}" for setting in said)
-            check_named(recorded, given, str(file), f"{_resuming(out, ray, logs)}{changes}", _program(ray))
+            changed = "scenario" in given and given["scenario"] != recorded.get("scenario")
+            named = [
+                pair for pair in foreign(recorded) if pair[0] not in given or (pair[0] == "scenario" and changed)
+            ]
+            check_named(named, str(file), f"{_resuming(out, ray, logs)}{changes}", _program(ray))
         return TrainConfig.model_validate(recorded)
     except ValueError as error:
         why = first_fault(error, "settings") if isinstance(error, ValidationError) else str(error)
