@@ -344,7 +344,7 @@ def test_a_record_is_replayed_as_text_and_a_changed_one_refused(tmp_path: Path) 
     record.write_text(json.dumps(changed))
     with pytest.raises(RecordError, match="step 0 of the record differs"):
         run("--replay", str(record), "--plain")
-    for empty, says in (("", r"holds no episode$"), ("\x89PNG", r"holds no episode: what stands there is none, or")):
+    for empty, says in (("", r"holds no episode\n"), ("\x89PNG", r"holds no episode: what stands there is none, or")):
         record.write_text(empty)
         with pytest.raises(RecordError, match=says):
             run("--replay", str(record), "--plain")
