@@ -143,7 +143,7 @@ def _result(run: Path) -> str | None:
     try:
         rows = [row for row in read_rows(run) if row["kind"] == "eval"]
         score = rows[-1]["score"]
-        return f"{score} {rows[0][score]:.3g} → {rows[-1][score]:.3g} in {rows[-1]['step']} updates"
+        return f"{score} {rows[0][score]:.3g} → {rows[-1][score]:.3g} after update {rows[-1]['step']}"
     except (RunError, OSError, IndexError, KeyError, TypeError, ValueError):
         return None  # nothing evaluated yet, or not written by a run
 

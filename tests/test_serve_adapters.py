@@ -215,7 +215,7 @@ def test_runs_are_listed_with_scenario_result_and_problem(tmp_path: Path) -> Non
     (tmp_path / "no-adapter").mkdir()
     fl, snake = list_runs(tmp_path)
     assert (fl.name, fl.base, fl.scenario, fl.problem) == ("fl", "nano", "frozen-lake", None)
-    assert fl.result == "success 0.2 → 0.812 in 60 updates"
+    assert fl.result == "success 0.2 → 0.812 after update 60"
     assert (snake.name, snake.scenario, snake.result) == ("snake", None, None)
     assert snake.problem is not None
     assert "DoRA" in snake.problem
