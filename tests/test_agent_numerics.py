@@ -21,7 +21,6 @@ from msgrpo.models import loading, shared_prefix
 from msgrpo.models.generation import Batch, Row
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel
-from msgrpo.models.lora_layers import compute_as_base
 from msgrpo.models.proof import prepare
 from msgrpo.models.shared_prefix import (
     NAME,
@@ -274,44 +273,6 @@ def test_the_plain_forward_of_an_adapted_model_computes_no_logits_of_the_prompt(
     with torch.no_grad():
         plain_logprobs(adapted, [5, 6, 7, 8], [9, 10])
     assert computed == [3]
-
-
-def with_lora(base: Any) -> Any:
-    """Adapted at random, with its own weights in float32."""
-    torch.manual_seed(1)
-    adapted: Any = get_peft_model(base, LoraConfig(target_modules="all-linear", init_lora_weights=False))
-    assert {p.dtype for p in adapted.parameters() if p.requires_grad} == {torch.float32}
-    return adapted
-
-
-def logprobs_and_gradient(adapted: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    logprobs = plain_logprobs(adapted, [5, 6, 7, 8, 9], [9, 10, 11, 12])
-    logprobs.sum().backward()
-    gradient = torch.cat([p.grad.flatten() for p in adapted.parameters() if p.requires_grad])
-    return logprobs.detach(), gradient
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_an_adapter_that_computes_as_its_base_rounds_hardly_worse_than_pefts(kind: str) -> None:
-    """Beside bfloat16: the mean errors of log-probabilities and of the gradient, against all in float32."""
-    rounded = tiny(kind).to(torch.bfloat16)
-    exact, theirs, ours = tiny(kind), tiny(kind).to(torch.bfloat16), tiny(kind).to(torch.bfloat16)
-    exact.load_state_dict(rounded.state_dict())
-    truth, theirs, ours = with_lora(exact), with_lora(theirs), with_lora(ours)
-    compute_as_base(ours)
-    wanted, pefts, found = map(logprobs_and_gradient, (truth, theirs, ours))
-    for of_truth, of_peft, of_ours in zip(wanted, pefts, found, strict=True):
-        own, rounding = (float((of - of_truth).abs().mean()) for of in (of_ours, of_peft))
-        assert 0 < own < 2 * rounding
-    assert {p.grad.dtype for p in ours.parameters() if p.requires_grad} == {torch.float32}
-    with torch.no_grad(), ours.disable_adapter():
-        assert torch.equal(plain_logprobs(ours, [5, 6], [7, 8]), plain_logprobs(rounded, [5, 6], [7, 8]))
-
-
-def test_layers_of_one_type_compute_as_pefts_do() -> None:
-    adapted = with_lora(tiny("qwen2"))
-    compute_as_base(adapted)
-    assert not any("forward" in vars(module) for module in adapted.modules())
 
 
 @pytest.mark.parametrize("length", [20, 2 * WINDOW])

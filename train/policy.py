@@ -19,7 +19,6 @@ from msgrpo.files import replace_bytes
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import pad_id
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from msgrpo.models.lora_layers import compute_as_base
 from msgrpo.models.paths import absolute
 from msgrpo.models.shared_prefix import answer_logprobs, last_hidden, longest_sharing, trunk_and_head
 from msgrpo.train.config import TrainConfig
@@ -50,7 +49,6 @@ class Policy:
         )
         in_float32 = base.dtype == torch.float32
         self.model: Any = get_peft_model(base, lora, autocast_adapter_dtype=not in_float32)
-        compute_as_base(self.model)
         self.model.peft_config["default"].base_model_name_or_path = absolute(config.base)
         if config.micro_batch.checkpointing:
             self.model.enable_input_require_grads()

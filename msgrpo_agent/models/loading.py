@@ -158,8 +158,6 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
     """
     from peft import LoraConfig, PeftModel
 
-    from msgrpo.models.lora_layers import compute_as_base
-
     config = read_adapter_config(folder)
     arguments = adapter_arguments(folder, config)
     named_layers, lora = list(arguments["target_modules"]), LoraConfig(**arguments)  # PEFT shortens its own list
@@ -179,10 +177,7 @@ def load_adapted(folder: Path, *, device: torch.device | None = None, dtype: str
             f"of the base's, like {unused[0]}",
             fix="its weights are for another base, or were renamed",
         )
-    if model.dtype == torch.float32:
-        return adapted.merge_and_unload(), tokenizer
-    compute_as_base(adapted)
-    return adapted, tokenizer
+    return (adapted.merge_and_unload() if model.dtype == torch.float32 else adapted), tokenizer
 
 
 def _look_at_hub(name: str) -> None:

@@ -36,7 +36,6 @@ from msgrpo.models.asked import TAUGHT, taught_as
 from msgrpo.models.headers import save_base
 from msgrpo.models.loading import load_base, weights_of
 from msgrpo.models.local import LocalModel, pad_id
-from msgrpo.models.lora_layers import compute_as_base
 from msgrpo.models.shared_prefix import answer_logprobs, longest_sharing, trunk_and_head
 from msgrpo.prompt import USUAL, Asked, Past, PromptTemplate
 from msgrpo.references import description_of, known_best
@@ -283,10 +282,9 @@ class Teaching:
 
 
 def _with_lora(base: Any) -> Any:
-    lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = get_peft_model(base, lora)
-    compute_as_base(model)
-    return model
+    return get_peft_model(
+        base, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
 
 
 COUNTS = ("step", "rows", "judged", "best", "seconds", "losses")
