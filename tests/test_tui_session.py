@@ -254,6 +254,8 @@ def test_short_names(spec: str, name: str) -> None:
         (["adapter:runs/x", "dqn:runs/x", "base:x"], ["adapter:runs/x", "dqn:runs/x", "base:x"]),
         (["endpoint:http://h:1/v1#Q/q", "endpoint:http://h:2/v1#Q/q"], ["h:1/v1#Q/q", "h:2/v1#Q/q"]),
         (["adapter:a/snake", "adapter:a/b/snake"], ["adapter:a/snake", "b/snake"]),
+        (["adapter:runs/a/x/", "adapter:runs/b/x"], ["a/x", "b/x"]),  # a shell completes a folder with a slash
+        (["adapter:a/x/", "adapter:a/x"], ["adapter:a/x/", "adapter:a/x"]),
         (["nano", "nano"], ["nano", "nano"]),
     ],
 )

@@ -394,9 +394,9 @@ def names_of(specs: Collection[str]) -> dict[str, str]:
 def _apart(spec: str, others: Collection[str]) -> str:
     if not others:
         return short_name(spec)
-    parts = spec.split("/")
+    parts, wholes = spec.rstrip("/").split("/"), [f"/{one.rstrip('/')}" for one in others]
     ends = ("/".join(parts[-number:]) for number in range(1, len(parts)))
-    return next((end for end in ends if not any(f"/{one}".endswith(f"/{end}") for one in others)), spec)
+    return next((end for end in ends if not any(whole.endswith(f"/{end}") for whole in wholes)), spec)
 
 
 def points(value: float) -> str:
