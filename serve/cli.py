@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from msgrpo.errors import UsageError
 from msgrpo.output import Json, out, print_json, print_table, say
@@ -91,7 +91,7 @@ def adapters(
             f"no adapters in {folder}; train one: msgrpo train --out {shlex.quote(str(folder / 'fl'))}", markup=False
         )
         return
-    table = Table(*(Column(name, overflow="fold") for name in ("run", "base", "scenario", "result", "problem")))
+    table = Table("run", "base", "scenario", "result", "problem")
     for run in runs:
         cells = (run.folder, run.base, run.scenario, run.result, run.problem)
         table.add_row(*(escape(printable(text or "")) for text in cells))

@@ -62,9 +62,7 @@ def settings_of(config: TrainConfig) -> list[Setting]:
 
 def settings_table(config: TrainConfig) -> Table:
     """A line for each setting, choice, and name in parentheses; text is never read as markup."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("setting", "here", ""):
-        table.add_column(column, overflow="fold")
+    table = Table("setting", "here", "", box=None, pad_edge=False)
     for setting in settings_of(config):
         table.add_row(Text(setting.name, "bold"), Text(setting.value), Text(setting.about))
         for option in setting.options:

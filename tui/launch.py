@@ -249,10 +249,8 @@ def browse(resolve: Resolve, records: Records, *, plain: bool, console: Console)
 
 def write_page(folder: Path, file: Path, episodes: int) -> None:
     """The leaderboard's page with so many episodes of each agent. Raises MsgrpoError where it cannot be written."""
-    from msgrpo.evals.leaderboard import (
-        build,
-        check_result,
-    )  # a third of the time to the first board, where a game is asked for
+    # a third of the time to the first board, where a game is asked for
+    from msgrpo.evals.leaderboard import build, check_result
     from msgrpo.evals.page import html
     from msgrpo.evals.plays import load
 
