@@ -48,6 +48,7 @@ class _Call:
     ends: float
     limit_s: float
     before: _Call | None  # that this one is within
+    given: bool = False  # whether it was given time back
     stopped: bool = False
     named: bool = False
 
@@ -158,13 +159,15 @@ def _watch() -> None:
 
 def _give_back(passed: float, worked: float) -> None:
     """Give every call the time in which the process stood still, as after a Ctrl-Z: so long was no look, and the
-    processor hardly worked for it. Code in C that keeps the watcher from looking works all the while.
+    processor hardly worked for it. Code in C that keeps the watcher from looking works all the while, or waits, again
+    and again, perhaps without end: so a call is given time once.
     """
     if passed > LATER_S and worked < IDLE * passed:
         for innermost in list(_calls.values()):
             call: _Call | None = innermost
             while call is not None:
-                call.ends += passed
+                if not call.given:
+                    call.ends, call.given = call.ends + passed, True
                 call = call.before
 
 

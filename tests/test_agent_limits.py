@@ -552,3 +552,13 @@ def test_a_call_is_not_charged_for_the_time_in_which_the_process_stood_still(wor
         ends = [inner.ends, outer.ends]
         limits._give_back(100.0, worked_s)
         assert [inner.ends, outer.ends] == [end + given_s for end in ends]
+
+
+def test_a_call_that_waits_without_end_in_c_is_given_time_once() -> None:
+    """A loop of waits in which C keeps Python's lock was given each of them back, and never ended."""
+    with within(1000, "a game"):
+        call = limits._calls[threading.get_ident()]
+        ends = call.ends
+        limits._give_back(2.0, 0.0)
+        limits._give_back(2.0, 0.0)
+        assert call.ends == ends + 2.0
