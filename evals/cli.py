@@ -135,10 +135,8 @@ def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Pa
         print_json(from_json((folder / "match.json").read_bytes()))
         return
     table = Table(title=Text(f"{scenario}: both seats on the same starts"), title_justify="left")
-    for column in ("first", "second"):
+    for column in ("first", "second", "starts", "won", "drawn", "lost", "points", "95 % interval"):
         table.add_column(column)
-    for column in ("starts", "won", "drawn", "lost", "points", "95 % interval"):
-        table.add_column(column, no_wrap=True)
     for pairing in results:
         counts = map(str, (pairing.starts, pairing.wins, pairing.draws, pairing.losses))
         table.add_row(

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from msgrpo.agent import Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.errors import EndpointError, GameFaultError, ModelError, MsgrpoError, RecordError, UsageError
-from msgrpo.evals import command, match
+from msgrpo.evals import cli, command, match
 from msgrpo.evals.record import RecordFile
 from msgrpo.evals.verify import verify
 from msgrpo.game import Scenario
 from msgrpo.games import SCENARIOS, get_scenario, outside
 from msgrpo.models.loading import nano
+from msgrpo.output import print_table
 from msgrpo.references import OptimalAgent, RandomAgent
 from tests.command_line import PROGRAM, run
 from tests.evals_helpers import eval_here
@@ -396,3 +400,15 @@ def test_models_behind_urls_meet_where_torch_is_not_installed(tmp_path: Path) ->
     command = [sys.executable, "-c", program, NIM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_on_a_narrow_terminal_a_match_is_printed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 60 columns the names were gone, and at 40 a score of 0.625 was '0.'."""
+    written = io.StringIO()
+    narrow = Console(file=written, width=60, force_terminal=True, color_system=None)
+    monkeypatch.setattr(cli, "print_table", partial(print_table, console=narrow))
+    pairing = match.Result("first", "nano", 200, 100, 50, 50, 0, 0.625, 0.551, 0.699)
+    cli._print_match("nim", [pairing], [], tmp_path, as_json=False)
+    rows = [line.split("│")[1:-1] for line in written.getvalue().splitlines() if line.startswith("│")]
+    cells = ["".join(map(str.strip, pieces)) for pieces in zip(*rows, strict=True)]
+    assert cells == ["first", "nano", "200", "100", "50", "50", "0.625", "[0.551,0.699]"]
