@@ -43,6 +43,7 @@ from msgrpo.text import counted
 
 # The players whose every move follows from the game and the seeds: verifying plays them again.
 COMPUTED: dict[str, RandomAgent | OptimalAgent] = {"random": RandomAgent(), "optimal": OptimalAgent()}
+KINDS = 6  # of errors that are named: a record from elsewhere may have one of its own in each episode
 MOST_TRIED = 1000  # moves after which a game is looked at for its recorded fault
 
 
@@ -94,7 +95,10 @@ class Verified:
         if self.misjudged:
             parts.append(f"REGRETS: those of {self.misjudged} are not what the judge says now")
         if self.failed:
-            why = ", ".join(f"{count} {error}" for error, count in sorted(self.failed.items()))
+            named = dict(self.failed.most_common(KINDS))
+            why = ", ".join(f"{count} {error}" for error, count in named.items())
+            if others := self.failed.total() - sum(named.values()):
+                why += f", {others} of other kinds"
             parts.append(f"{self.failed.total()} of them without a result: {why}")
         if self.left:
             parts.append(f"{self.left} of them left by a person before the end")

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from msgrpo.evals.record import Price, changing_run, folder_name, seeds_of
 from msgrpo.evals.rows import pair_of, row_of
 from msgrpo.evals.stats import detectable_difference
 from msgrpo.evals.suites import episode_seeds, places_in_suite
-from msgrpo.evals.verify import first_difference, verify
+from msgrpo.evals.verify import Verified, first_difference, verify
 from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
 from msgrpo.games.search import optimal_success
@@ -528,6 +529,12 @@ def test_chosen_episodes_are_no_result(tmp_path: Path) -> None:
     out = unfinished_run(tmp_path, [2, 4, 6], 8)
     with pytest.raises(RecordError, match="3 ended, but not the first of the suite"):
         command.merge([out], None)
+
+
+def test_verify_names_the_most_frequent_errors_and_counts_the_others() -> None:
+    verified = Verified(episodes=22, failed=Counter({"timeout": 2, **{f"error-{i}": 1 for i in range(20)}}))
+    assert "22 of them without a result: 2 timeout, 1 error-0, " in verified.summary
+    assert verified.summary.endswith(", 15 of other kinds")
 
 
 def test_verify_names_gaps_failures_and_foreign_seeds(evaluated: Path, tmp_path: Path) -> None:
