@@ -26,6 +26,7 @@ from msgrpo.train.launched import launched, processes
 from msgrpo.train.peers import Peers
 
 T = TypeVar("T")
+HEARS_S = 0.5  # after which a wait for the other processes looks for a signal
 
 
 class LostPeerError(RunError):
@@ -123,7 +124,8 @@ def _meet() -> None:
 
     meeting = Thread(target=meet, name="msgrpo-meet", daemon=True)
     meeting.start()
-    meeting.join()
+    while meeting.is_alive():  # Python acts on a signal between two steps: one just before a wait would wait with it
+        meeting.join(HEARS_S)
     if faults:
         raise faults[0]
 
