@@ -127,7 +127,7 @@ SUSPENDED = """
 import sys, threading
 import torch.distributed as dist
 from msgrpo.train import peers
-peers.BEAT_S, peers.LOOK_S, peers.SILENT_S = 0.1, 0.2, 2.0
+peers.BEAT_S, peers.LOOK_S, peers.SILENT_S = 0.1, 0.2, 6.0  # a busy machine starves a process for two seconds
 rank = int(sys.argv[1])
 port = 0 if rank == 0 else int(input())
 store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, wait_for_workers=False)
@@ -164,10 +164,10 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on_later() -> None:
             say(both[1], heard(both[0]))  # the port at which they meet
             while any("(0, 0)" in say(process, "?\n") for process in both):  # until each has heard the other
                 time.sleep(0.05)
-            for number in (signal.SIGSTOP, signal.SIGCONT):
+            for number, seconds in ((signal.SIGSTOP, 8.0), (signal.SIGCONT, 2.0)):
                 for process in both:
                     process.send_signal(number)
-                time.sleep(3.0)  # stopped, for longer than the bound; then long enough to look
+                time.sleep(seconds)  # stopped, for longer than the bound; then long enough to look
             assert [say(process, "?\n").startswith("[]") for process in both] == [True, True]
         finally:
             for process in both:
