@@ -28,11 +28,11 @@ from msgrpo.errors import (
     first_fault,
 )
 from msgrpo.evals import leaderboard, match, page, plays, tables
-from msgrpo.evals.asked import Elsewhere, can_play, why_not
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.options import Given
 from msgrpo.evals.progress import EvalProgress, shown, ticking
 from msgrpo.evals.record import Price, folder_name
+from msgrpo.evals.request import Elsewhere, can_play, why_not
 from msgrpo.evals.run import evaluate
 from msgrpo.evals.suites import CONCURRENCY, DEFAULT, QUICK, EpisodeSeeds, suite, suite_seeds
 from msgrpo.files import replace_text

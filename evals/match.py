@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from msgrpo.agent import Agent, LanguageAgent, answer_in_turn
 from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import GameFaultError, RecordError, UsageError, nearest
-from msgrpo.evals.asked import can_play, why_not
 from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, failure_of, folder_name, seeds_of
+from msgrpo.evals.request import can_play, why_not
 from msgrpo.evals.stats import ends, share_interval
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, check_counts, check_scenario, suite_seeds
 from msgrpo.evals.verify import first_difference

@@ -17,7 +17,7 @@ import ray
 from msgrpo.agent import Agent
 from msgrpo.episode import Episode, few_collections
 from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, RunError, first_line
-from msgrpo.evals.asked import Given
+from msgrpo.evals.request import Given
 from msgrpo.evals.run import play_one
 from msgrpo.games import get_scenario
 

@@ -217,7 +217,7 @@ class Price(BaseModel):
         return (self.prompt * read + self.completion * written) / 1e6
 
 
-Asked = Annotated[int, Field(ge=0, le=MANY)]
+Count = Annotated[int, Field(ge=0, le=MANY)]
 Repeats = Annotated[int, Field(ge=1, le=MOST["repeats"])]
 FREE = Price(prompt=0, completion=0)
 
@@ -235,11 +235,11 @@ class Run(BaseModel):
     suite_version: int
     split: HeldOut = "test"  # whose starts all its episodes have
     prices: dict[Clean, Price] = {}
-    asked: dict[Clean, dict[Clean, Asked]] = {}  # agent -> scenario -> episodes
-    at_once: dict[Clean, Asked] = {}  # agent -> the most episodes that were played at once
+    asked: dict[Clean, dict[Clean, Count]] = {}  # agent -> scenario -> episodes
+    at_once: dict[Clean, Count] = {}  # agent -> the most episodes that were played at once
     forgiven: dict[Clean, int] = {}  # record -> leading lines whose failures use up no attempts
-    lines: dict[Clean, Asked] = {}  # record -> lines that it had when the evaluation last began or stopped
-    removed: dict[Clean, Asked] = {}  # record -> lines that were gone when it began again
+    lines: dict[Clean, Count] = {}  # record -> lines that it had when the evaluation last began or stopped
+    removed: dict[Clean, Count] = {}  # record -> lines that were gone when it began again
     started: dict[Clean, int] = {}  # agent -> starts of the evaluation
     ended: dict[Clean, int] = {}  # agent -> those of them that came to their end
     repeats: dict[Clean, dict[Clean, Repeats]] = {}  # agent -> scenario -> episodes from each start

@@ -17,12 +17,20 @@ from types import NoneType
 from msgrpo.agent import Agent, LanguageAgent, answers_in_rounds
 from msgrpo.episode import Episode, computed, few_collections, lost_by, new_episode, place_for, play_on
 from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, UsageError, check_given
-from msgrpo.evals.asked import CHUNK, Asked, Elsewhere, check_asked, check_folder, check_repeatable, playable_by
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.failures import ATTEMPTS, Failures
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.record import Command, Record, changing_run, folder_name
+from msgrpo.evals.request import (
+    CHUNK,
+    Elsewhere,
+    EvalRequest,
+    check_asked,
+    check_folder,
+    check_repeatable,
+    playable_by,
+)
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, HeldOut, check_counts, suite_seeds
 from msgrpo.game import Game, Scenario
 from msgrpo.judge import add_regrets
@@ -89,66 +97,66 @@ async def evaluate(
     called = checked_names(names or {}, [agent.spec for agent in agents])
     check_repeatable(scenarios)
     able = [(agent, playable_by(agent, scenarios)) for agent in agents]
-    asked = Asked(
+    request = EvalRequest(
         Path(out), episodes, repeats, split, concurrency, retry_failed, regret, max_failures, budget, elsewhere,
         progress or EvalProgress(),
     )  # fmt: skip
     faults: list[GameFaultError] = []  # of games that keep nobody from the others
     hung: set[str] = set()  # scenarios that no agent plays any more
     with ExitStack() as stack:
-        plan = _opened(stack, asked, able, called)
-        _note_command(asked, called, command)
+        plan = _opened(stack, request, able, called)
+        _note_command(request, called, command)
         for agent, parts in plan:
-            await _play_agent(agent, parts, asked, Failures(agent.spec, asked.max_failures, faults, hung))
+            await _play_agent(agent, parts, request, Failures(agent.spec, request.max_failures, faults, hung))
     if faults:
         raise GameFaultError("; ".join(dict.fromkeys(fault.message for fault in faults)), fix=faults[0].fix)
 
 
 def _opened(
-    stack: ExitStack, asked: Asked, able: Sequence[tuple[Agent, Sequence[Scenario]]], called: dict[str, str]
+    stack: ExitStack, request: EvalRequest, able: Sequence[tuple[Agent, Sequence[Scenario]]], called: dict[str, str]
 ) -> list[tuple[Agent, list[_Part]]]:
     """What each agent plays, with its records, open until the stack ends. Refuse what the folder cannot hold too."""
-    with changing_run(asked.out) as run:
-        check_folder(run, able, asked, called)
+    with changing_run(request.out) as run:
+        check_folder(run, able, request, called)
         forgiven = run.forgiven
     plan = []
     for agent, playable in able:
         parts = []
         for scenario in playable:
             name = f"{folder_name(agent.spec)}/{folder_name(scenario.id)}.jsonl"
-            record = stack.enter_context(Record(asked.out / name, agent.settings(), forgiven=forgiven.get(name, 0)))
-            _count_before(agent, record, asked.progress)
+            record = stack.enter_context(Record(request.out / name, agent.settings(), forgiven=forgiven.get(name, 0)))
+            _count_before(agent, record, request.progress)
             parts.append(_Part(scenario, name, record, Partial(record.path, agent.settings(), record.recorded)))
         plan.append((agent, parts))
-    asked.progress.planned += asked.plays * sum(len(parts) for _, parts in plan)
+    request.progress.planned += request.plays * sum(len(parts) for _, parts in plan)
     return plan
 
 
-async def _play_agent(agent: Agent, parts: Sequence[_Part], asked: Asked, failures: Failures) -> None:
+async def _play_agent(agent: Agent, parts: Sequence[_Part], request: EvalRequest, failures: Failures) -> None:
     """All that one agent plays."""
-    progress = asked.progress
-    progress.begin(agent, asked.plays * len(parts))
-    _note_start(agent, parts, asked)
+    progress = request.progress
+    progress.begin(agent, request.plays * len(parts))
+    _note_start(agent, parts, request)
     jobs = chain.from_iterable(
-        failures.until_given_up(part.scenario.id, _open_jobs(part, asked, failures)) for part in parts
+        failures.until_given_up(part.scenario.id, _open_jobs(part, request, failures)) for part in parts
     )
     ended = False
     try:
-        if asked.elsewhere is not None:
-            await _play_elsewhere(agent, jobs, asked.elsewhere, asked, failures)
+        if request.elsewhere is not None:
+            await _play_elsewhere(agent, jobs, request.elsewhere, request, failures)
         else:
             with few_collections():
-                await _play_all(agent, jobs, asked, failures)
+                await _play_all(agent, jobs, request, failures)
         ended = not progress.stopped
     except EndpointError:
-        _forgive(asked.out, parts)
+        _forgive(request.out, parts)
         raise
     finally:
         for part in parts:
             part.partial.close(ended=ended)
-        _note_lines(asked.out, parts, failures.given_up)
+        _note_lines(request.out, parts, failures.given_up)
     progress.kept_out += [(agent.spec, part.scenario.id) for part in parts if not part.record.lines]
-    with changing_run(asked.out) as run:
+    with changing_run(request.out) as run:
         run.ended[agent.spec] = run.ended.get(agent.spec, 0) + 1
 
 
@@ -160,27 +168,27 @@ def _count_before(agent: Agent, record: Record, progress: EvalProgress) -> None:
     progress.spoken += len(record.finished) if isinstance(agent, LanguageAgent) else 0
 
 
-def _note_command(asked: Asked, called: dict[str, str], command: str) -> None:
+def _note_command(request: EvalRequest, called: dict[str, str], command: str) -> None:
     """Nothing was refused, so the run is recorded from here on."""
-    with changing_run(asked.out) as run:
-        run.split = asked.split
+    with changing_run(request.out) as run:
+        run.split = request.split
         run.names |= called
-        run.prices |= asked.progress.prices
+        run.prices |= request.progress.prices
         if command:
             run.commands.append(Command(at=datetime.now(UTC).isoformat(timespec="seconds"), line=command))
 
 
-def _note_start(agent: Agent, parts: Sequence[_Part], asked: Asked) -> None:
+def _note_start(agent: Agent, parts: Sequence[_Part], request: EvalRequest) -> None:
     """Record what is asked for, so that a table can say how much of it is there."""
-    with changing_run(asked.out) as run:
+    with changing_run(request.out) as run:
         of_agent = run.asked.setdefault(agent.spec, {})
         for part in parts:
             run.note_lines(part.name, part.record.lines)
             id = part.scenario.id
-            of_agent[id] = max(asked.plays, of_agent.get(id, 0))
+            of_agent[id] = max(request.plays, of_agent.get(id, 0))
             again = run.repeats.setdefault(agent.spec, {})
-            again[id] = max(asked.repeats, again.get(id, 1))
-        run.at_once[agent.spec] = max(asked.at_once, run.at_once.get(agent.spec, 0))
+            again[id] = max(request.repeats, again.get(id, 1))
+        run.at_once[agent.spec] = max(request.at_once, run.at_once.get(agent.spec, 0))
         run.started[agent.spec] = run.started.get(agent.spec, 0) + 1
 
 
@@ -199,26 +207,26 @@ def _forgive(out: Path, parts: Sequence[_Part]) -> None:
         run.forgiven |= {part.name: part.record.lines for part in parts}
 
 
-def _open_jobs(part: _Part, asked: Asked, failures: Failures) -> Iterator[_Job | None]:
+def _open_jobs(part: _Part, request: EvalRequest, failures: Failures) -> Iterator[_Job | None]:
     """Yield what is left to play, drawn when it is needed; None for each episode that is finished or given up."""
     record = part.record
-    for seeds in islice(suite_seeds(part.scenario, asked.split, asked.repeats), asked.plays):
+    for seeds in islice(suite_seeds(part.scenario, request.split, request.repeats), request.plays):
         job = None
         if seeds in record.finished:
-            asked.progress.finished_before += 1
-        elif record.failures[seeds] >= ATTEMPTS and not asked.retry_failed:
-            asked.progress.given_up += 1
+            request.progress.finished_before += 1
+        elif record.failures[seeds] >= ATTEMPTS and not request.retry_failed:
+            request.progress.given_up += 1
             failures.count_given_up(part.scenario.id)
         else:
             job = _Job(part.scenario, seeds, record, part.partial)
         yield job
 
 
-async def _play_all(agent: Agent, jobs: Iterator[_Job | None], asked: Asked, failures: Failures) -> None:
+async def _play_all(agent: Agent, jobs: Iterator[_Job | None], request: EvalRequest, failures: Failures) -> None:
     """A fixed number of workers take jobs until there are none; the first error ends them all."""
-    progress = asked.progress
+    progress = request.progress
     speaks = isinstance(agent, LanguageAgent)  # other agents cost nothing
-    places = min(asked.concurrency, progress.planned)
+    places = min(request.concurrency, progress.planned)
     first: list[_Job | None] = []
     for job in islice(jobs, places):  # a start is looked for among many: not all in one go, which holds up the loop
         first.append(job)
@@ -231,7 +239,7 @@ async def _play_all(agent: Agent, jobs: Iterator[_Job | None], asked: Asked, fai
             if progress.stopped and speaks:
                 return _END
             job = next(jobs, _END)
-            if isinstance(job, _Job) and speaks and not await asked.budget.room(progress, job.scenario.step_limit):
+            if isinstance(job, _Job) and speaks and not await request.budget.room(progress, job.scenario.step_limit):
                 return _END
             return job
 
@@ -241,7 +249,7 @@ async def _play_all(agent: Agent, jobs: Iterator[_Job | None], asked: Asked, fai
                 await asyncio.sleep(0)  # let Ctrl-C through, also while a million finished episodes are skipped
                 continue
             try:
-                episode = await _play(agent, job, asked)
+                episode = await _play(agent, job, request)
                 failures.count(episode, job.record.failures[job.seeds])
             except GameFaultError as fault:  # a fatal one: the game took too long too often
                 failures.give_up(job.scenario.id, fault)
@@ -255,8 +263,8 @@ async def _play_all(agent: Agent, jobs: Iterator[_Job | None], asked: Asked, fai
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _play(agent: Agent, job: _Job, asked: Asked) -> Episode:
-    progress = asked.progress
+async def _play(agent: Agent, job: _Job, request: EvalRequest) -> Episode:
+    progress = request.progress
     progress.running += 1
     progress.steps_open += job.scenario.step_limit
     progress.on_change(progress)
@@ -265,7 +273,7 @@ async def _play(agent: Agent, job: _Job, asked: Asked) -> Episode:
             agent,
             job.scenario,
             job.seeds,
-            asked.regret,
+            request.regret,
             begin=partial(job.partial.take_up, job.seeds),
             after_step=partial(_after_step, job, progress),
         )
@@ -314,17 +322,17 @@ def _ended(agent: Agent, job: _Job, episode: Episode, progress: EvalProgress) ->
 
 
 async def _play_elsewhere(
-    agent: Agent, jobs: Iterator[_Job | None], elsewhere: Elsewhere, asked: Asked, failures: Failures
+    agent: Agent, jobs: Iterator[_Job | None], elsewhere: Elsewhere, request: EvalRequest, failures: Failures
 ) -> None:
     """Chunks go out as places come free; episodes are recorded in the suite's order."""
-    progress = asked.progress
+    progress = request.progress
     open_jobs = (job for job in jobs if job is not None)
     running: deque[tuple[list[_Job], asyncio.Future[list[Episode | MsgrpoError]]]] = deque()
 
     def begin_some() -> None:
         while len(running) < elsewhere.at_once and (chunk := list(islice(open_jobs, CHUNK))):
             given = [(job.scenario.id, job.seeds) for job in chunk]
-            running.append((chunk, asyncio.ensure_future(elsewhere.play(agent.spec, given, asked.regret))))
+            running.append((chunk, asyncio.ensure_future(elsewhere.play(agent.spec, given, request.regret))))
         progress.running = sum(len(chunk) for chunk, _ in running)
         progress.on_change(progress)
 

@@ -400,7 +400,7 @@ def _late_left(turn: Turn | None) -> Iterator[str]:
 
 
 @dataclass
-class Asked:
+class AskedAgain:
     """How often an agent, asked again, chose the recorded action; `temperature` is the recorded one.
 
     `other_chat`: the arguments of the chat template that made the record's prompts, where they are others.
@@ -432,13 +432,13 @@ def _chat(settings: Mapping[str, Any]) -> Any:
     return settings.get("chat") or served or {}
 
 
-async def ask_again(path: Path, agent: Agent, count: int) -> Asked:
+async def ask_again(path: Path, agent: Agent, count: int) -> AskedAgain:
     """Ask an agent that a person has named about `count` recorded turns, spread over the record.
 
     A language model answers at temperature 0, in the recorded words of the prompt and at the recorded length at most.
     Raises EndpointError where there is no answer.
     """
-    asked = Asked()
+    asked = AskedAgain()
     episodes = [episode for episode in read_episodes(path) if episode.error is None and len(episode.agents) == 1]
     places = [(episode, i) for episode in episodes for i in range(len(episode.turns))]
     for episode, i in places[:: max(1, len(places) // count)][:count]:

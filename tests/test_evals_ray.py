@@ -15,8 +15,8 @@ import pytest
 
 from msgrpo.episode import Episode
 from msgrpo.errors import EndpointError, MsgrpoError, UsageError
-from msgrpo.evals.asked import CHUNK, Given
 from msgrpo.evals.command import Options
+from msgrpo.evals.request import CHUNK, Given
 from msgrpo.evals.run import evaluate, play_one
 from msgrpo.games import get_scenario
 from msgrpo.references import RandomAgent

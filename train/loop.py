@@ -39,7 +39,7 @@ from msgrpo.train.rollouts import Players, Rollouts, RolloutSource, counter, ent
 from msgrpo.train.run_folder import check_folder, how_to_go_on, open_folder, write_transcripts, writing
 from msgrpo.train.sinks import Reporter, Sinks, check_logs
 from msgrpo.train.state import RunState, Weights, on_cpu, restore
-from msgrpo.train.stopping import Asked, StopRequested, stop_requests
+from msgrpo.train.stopping import StopAsked, StopRequested, stop_requests
 from msgrpo.train.update import Done, Picked, check_mismatch, pick, samples_of, update
 from msgrpo.train.watched import watched
 
@@ -178,7 +178,7 @@ class Cluster:
     """What a run has on a cluster: its servers, and who says that it shall stop."""
 
     fleet: Fleet | None = None
-    stopping: Asked | None = None
+    stopping: StopAsked | None = None
     again: bool = False  # it has begun before, and who trained then may be cut off and not have noticed it yet
     address: str | None = None  # of the cluster, as a person named it
 

@@ -11,7 +11,7 @@ from typing import Any
 from msgrpo.signals import ENDING
 from msgrpo.train.ranks import Ranks
 
-Asked = Callable[[], bool]
+StopAsked = Callable[[], bool]
 
 
 class StopRequested(KeyboardInterrupt):
@@ -27,7 +27,7 @@ class Stop:
     until somebody asks `agreed`.
     """
 
-    def __init__(self, tell: Callable[[], None], elsewhere: Asked | None = None) -> None:
+    def __init__(self, tell: Callable[[], None], elsewhere: StopAsked | None = None) -> None:
         self._tell, self._elsewhere = tell, elsewhere
         self._may_abandon = False
         self.asked: int | None = None  # the signal
@@ -68,7 +68,7 @@ class Stop:
 
 
 @contextmanager
-def stop_requests(tell: Callable[[], None], elsewhere: Asked | None = None) -> Iterator[Stop]:
+def stop_requests(tell: Callable[[], None], elsewhere: StopAsked | None = None) -> Iterator[Stop]:
     """While this is open, Ctrl-C, SIGTERM and the terminal's end ask the run to stop, which `tell` says to a person.
     In a thread, where no signals arrive, only `elsewhere` can ask.
     """

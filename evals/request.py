@@ -38,7 +38,7 @@ class Elsewhere(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvalRequest:
     """What `evaluate` was asked for, less the agents and scenarios."""
 
     out: Path
@@ -118,26 +118,26 @@ def check_repeatable(scenarios: Collection[Scenario]) -> None:
 
 
 def check_folder(
-    run: Run, able: Sequence[tuple[Agent, Sequence[Scenario]]], asked: Asked, called: dict[str, str]
+    run: Run, able: Sequence[tuple[Agent, Sequence[Scenario]]], request: EvalRequest, called: dict[str, str]
 ) -> None:
     """Refuse what the folder of this run cannot hold too."""
-    _check_split(run, asked)
-    _check_repeats(run, able, asked)
+    _check_split(run, request)
+    _check_repeats(run, able, request)
     _check_names(run, [agent for agent, _ in able], called)
 
 
-def _check_split(run: Run, asked: Asked) -> None:
+def _check_split(run: Run, request: EvalRequest) -> None:
     """Refuse a folder with episodes of another split: its tables would mix them. Its `run.json` may be gone."""
-    if (run.asked or holds_episodes(asked.out)) and run.split != asked.split:
+    if (run.asked or holds_episodes(request.out)) and run.split != request.split:
         raise UsageError(
-            f"{asked.out} holds episodes of the split {run.split}, not of {asked.split}",
+            f"{request.out} holds episodes of the split {run.split}, not of {request.split}",
             fix=f"--split {run.split}, or another --out",
         )
 
 
-def _check_repeats(run: Run, able: Sequence[tuple[Agent, Sequence[Scenario]]], asked: Asked) -> None:
+def _check_repeats(run: Run, able: Sequence[tuple[Agent, Sequence[Scenario]]], request: EvalRequest) -> None:
     """Refuse fewer repeats or starts than are recorded, which would leave results out; more are allowed."""
-    episodes, repeats = asked.episodes, asked.repeats
+    episodes, repeats = request.episodes, request.repeats
     for spec, scenario in ((agent.spec, scenario.id) for agent, playable in able for scenario in playable):
         before = run.repeats.get(spec, {}).get(scenario, 1)
         starts = run.asked.get(spec, {}).get(scenario, 0) // before
