@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ try:
 
     from msgrpo import __version__
     from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
+    from msgrpo.files import expanded
     from msgrpo.game import AnyText, Scenario
     from msgrpo.output import Json, Name, err, outliving, print_json, print_table, say, say_error
     from msgrpo.signals import end_with_threads, ending_as_interrupt
@@ -33,6 +35,16 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+class _HomesAreFound(TyperGroup):
+    """`--out=~/runs/x` means what `--out ~/runs/x` does: a shell puts a home for ~ only where a word begins."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        found = (re.fullmatch(r"(--(?!allow=)[\w-]+=)(~.*)", arg, re.DOTALL) for arg in args)
+        return super().parse_args(
+            ctx, [f"{at[1]}{expanded(at[2])}" if at else arg for arg, at in zip(args, found, strict=True)]
+        )
+
+
 def make_app() -> typer.Typer:
     """The command line with the commands of all packages."""
     from msgrpo.evals import cli as evals
@@ -41,6 +53,7 @@ def make_app() -> typer.Typer:
     from msgrpo.tui import cli as tui
 
     app = typer.Typer(
+        cls=_HomesAreFound,
         help=(
             "Post-train small language models into agents for text games with MS-GRPO; "
             "serve, watch and benchmark them."

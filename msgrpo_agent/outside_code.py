@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from msgrpo.errors import MsgrpoError, UsageError, users_code, where_raised
-from msgrpo.files import is_file
+from msgrpo.files import expanded, is_file
 from msgrpo.limits import is_interrupt, unmoved, within
 
 IMPORT_S = 60.0  # seconds that a file may take to be imported, libraries included
@@ -42,6 +42,7 @@ def module_at(place: str, name: str, fix: str) -> ModuleType:
 def _from_file(file: Path, name: str, fix: str) -> ModuleType:
     if not is_file(file):
         raise UsageError(f"{name[:200]!r}: there is no file {str(file)[:200]}", fix=fix)
+    file = expanded(file)
     known = "msgrpo_outside_" + hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
     if known in sys.modules:
         return sys.modules[known]

@@ -18,12 +18,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from msgrpo.errors import LONGEST_REASON, ModelError, TookTooLongError, UsageError, first_fault, nearest
+from msgrpo.files import expanded, is_file
 from msgrpo.game import AnyText, Scenario
 from msgrpo.limits import memory_within, within
 from msgrpo.text import ANSWER_TOKENS, Clean
@@ -238,7 +238,7 @@ def make_template(name: str) -> PromptTemplate:
     if is_json(name):
         said, fields = f"--prompt {shown}", {"name": "given"} | json_object("--prompt", name, '{"history": 2}')
     else:
-        said, fields = f"--prompt {name}", _fields(Path(name), shown)
+        said, fields = f"--prompt {name}", _fields(name, shown)
     try:
         template = PromptTemplate.model_validate(fields)
     except ValidationError as error:
@@ -252,14 +252,11 @@ def make_template(name: str) -> PromptTemplate:
     return template
 
 
-def _fields(file: Path, shown: str) -> dict[str, Any]:
+def _fields(name: str, shown: str) -> dict[str, Any]:
     """What a prompt's file says; it is called after the file."""
-    try:
-        there = file.is_file()
-    except OSError:  # the prompt itself, too long for a file's name
-        there = False
-    if not there:
+    if not is_file(name):  # it may be the prompt itself, too long for a file's name
         raise UsageError(f"--prompt {shown!r} is neither a preset nor a file", fix=nearest(shown, PRESETS))
+    file = expanded(name)
     try:
         text = file.read_text(encoding="utf-8")
         return {"name": file.stem} | (tomllib.loads(text) if file.suffix == ".toml" else {"instructions": text})

@@ -15,6 +15,7 @@ from typing import Any
 from msgrpo.agent import Agent, LanguageAgent, LanguageModel, Sampling, check_agent
 from msgrpo.errors import UsageError, check_given, nearest
 from msgrpo.extras import needs
+from msgrpo.files import expanded
 from msgrpo.models.asked import taught_as, trained_as
 from msgrpo.models.paths import shipped_adapters
 from msgrpo.prompt import USUAL, Asked, PromptTemplate
@@ -120,7 +121,7 @@ def learned_as(spec: str) -> Asked:
     if kind == "base" and rest:
         return taught_as(rest) or USUAL
     if kind in ("adapter", "nano") and rest:
-        return trained_as(shipped(rest) if kind == "nano" else Path(rest))
+        return trained_as(shipped(rest) if kind == "nano" else expanded(rest))
     return USUAL
 
 
@@ -173,7 +174,7 @@ def make_agent(
     if kind == "dqn" and rest:
         with needs(f"the agent {spec!r}", "dqn"):
             from msgrpo.models.dqn import DQNAgent
-        return DQNAgent(spec, Path(rest))
+        return DQNAgent(spec, expanded(rest))
     fix = f"grammar: {GRAMMAR}" if ":" in spec else f"{nearest(spec, PLAIN)}; one of {GRAMMAR}"
     raise UsageError(f"no agent is named {spec!r}", fix=fix)
 
@@ -183,7 +184,7 @@ def _of_this_machine(
 ) -> tuple[LanguageModel, PromptTemplate]:
     """The model that is loaded here, and how it is asked."""
     kind, _, rest = spec.partition(":")
-    folder = shipped(rest) if kind == "nano" and rest else Path(rest)
+    folder = shipped(rest) if kind == "nano" and rest else expanded(rest)
     with needs(f"the agent {spec!r}", "train"):
         from msgrpo.models import loading
     if spec == "nano":

@@ -26,13 +26,18 @@ from msgrpo.evals.suites import EpisodeSeeds
 from msgrpo.files import is_part, replace_bytes, replace_json, replace_text, replacing_folder
 from msgrpo.games import get_scenario
 from msgrpo.models.gguf_file import parameters
+from msgrpo.models.paths import shipped_adapters
+from msgrpo.outside_code import module_at
+from msgrpo.prompt import make_template
 from msgrpo.references import RandomAgent
 from msgrpo.run_log import LOCK, alone, goes_on
+from msgrpo.specs import learned_as
 from msgrpo.train.config import settings_given
 from msgrpo.train.dqn import REPLAY, _load
 from msgrpo.train.lab import _alone, load_study
 from msgrpo.train.nano import begun
 from msgrpo.tui.keys import read_keys
+from tests.command_line import invoked, run
 
 WRITES = """
 import sys
@@ -212,3 +217,21 @@ def test_a_folder_that_is_a_file_is_one_sentence(
         main()
     assert ended.value.code == 2
     assert "notes.txt" in capsys.readouterr().err
+
+
+def test_a_home_is_found_behind_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell does so, and --out=~/x made a folder that is called ~ in the current one."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run("eval", "random", "--scenario", "frozen-lake", "--episodes", "1", "--out=~/records")
+    assert (tmp_path / "records" / "leaderboard.json").is_file()
+    assert not any((tmp_path / "here").iterdir())
+    nobody = invoked("eval", "random", "--out=~nobody-of-this-name/x")
+    assert "nobody has this home" in str(nobody.exception)
+    (tmp_path / "plain").symlink_to(shipped_adapters()["frozen-lake"])
+    (tmp_path / "own.txt").write_text("Play well.")
+    (tmp_path / "own.py").write_text("number = 7")
+    assert learned_as("adapter:~/plain") == learned_as(f"adapter:{tmp_path}/plain")
+    assert make_template("~/own.txt").instructions == "Play well."
+    assert module_at("~/own.py", "~/own.py:number", "").number == 7
