@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from msgrpo.episode import play_episode
-from msgrpo.errors import GameFaultError, MsgrpoError, RunError, UsageError
+from msgrpo.errors import GameFaultError, MsgrpoError, RunError, ServeError, UsageError
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
@@ -74,6 +74,7 @@ def file(tmp_path: Path) -> Path:
         ("[arms.aaw]", '[arms.aaw]\nscenario = "snake,frozen-lake"', "tested on another scenario"),
         ("[arms.aaw]", '[arms.aaw]\nbase = "other"', "aaw sets base"),
         ("steps = 2", 'scenario = "snake"', "same for all arms"),
+        ("test_episodes = 4", 'test_opponent = "random"', "frozen-lake has one player"),
     ],
 )
 def test_a_wrong_study_is_refused_with_what_is_wrong(file: Path, old: str, new: str, says: str) -> None:
@@ -153,6 +154,36 @@ def test_an_arm_that_could_not_start_is_named_before_anything_runs(setting: str,
     file.write_text(said.replace('select = "uniform(keep=2)"', setting))
     with pytest.raises(MsgrpoError, match="nowhere"):
         run(load_study(file), tmp_path / "out", 1, print)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("steps = 2", 'base = "./no"'), ('select = "uniform(keep=2)"', 'rollouts = "vllm"')]
+)
+def test_what_each_run_would_lack_is_told_before_anything_runs(
+    old: str, new: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs of other arms were under way then, and the folder was that study's from then on."""
+
+    def installed() -> None:
+        raise ServeError("vLLM is not installed here")
+
+    monkeypatch.setattr("msgrpo.train.lab.installed_engine", installed)
+    file.write_text(STUDY.replace(old, new))
+    with pytest.raises(MsgrpoError, match=r"'\./no' is no folder|vLLM is not installed"):
+        run(load_study(file), tmp_path / "out", 1, print)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_opponent_that_cannot_play_the_test_is_told_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\nfrom msgrpo.games import get_scenario\n"
+        "scenario = replace(get_scenario('snake-duel'), id='own', reference=None)\n"
+    )
+    own = f"{tmp_path}/own.py:scenario"
+    study = Study(question="?", scenario=own, seeds=1, arms={"a": {}}, test_opponent="optimal")
+    with pytest.raises(UsageError, match=r"can play none of .*nothing is known to be optimal there"):
+        run(study, tmp_path / "out", 1, print)
     assert not (tmp_path / "out").exists()
 
 

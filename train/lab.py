@@ -41,12 +41,14 @@ from pydantic_core import from_json
 from msgrpo.episode import read_episodes
 from msgrpo.errors import RunError, UsageError, first_fault, nearest
 from msgrpo.evals.match import points_of
+from msgrpo.evals.request import check_repeatable, playable_by
 from msgrpo.evals.suites import SUITE_VERSION
 from msgrpo.extras import needs
 from msgrpo.files import open_lock, read_regular, replace_json, replace_text
 from msgrpo.games import get_scenario
 from msgrpo.mixture import names_of
 from msgrpo.run_log import SUMMARY
+from msgrpo.serve.preflight import installed_engine
 from msgrpo.specs import make_agent
 from msgrpo.train.config import MANY, TrainConfig, make_config
 from msgrpo.train.lab_report import curve, draw, markdown, reported
@@ -86,6 +88,8 @@ class Study(BaseModel):
                 raise ValueError(f"arm {name}: {error}") from error
             if first != names_of(self.scenario)[0]:
                 raise ValueError(f"arm {name} begins with {first}: it would be tested on another scenario")
+        if self.test_opponent is not None and self.opponent() is None:
+            raise ValueError(f"test_opponent is {self.test_opponent!r}, and {self.scenario} has one player")
         return self
 
     def opponent(self) -> str | None:
@@ -188,27 +192,45 @@ class Job:
 def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
     """Run what is not there yet, `workers` runs at a time, and return the report, which is also written to `out`.
 
-    Raises UsageError, before anything runs, for an arm that could not start and for a folder with another study.
+    Raises MsgrpoError, before anything runs, for an arm that could not start or be tested, and for a folder with
+    another study.
     """
+    if workers < 1:
+        raise UsageError(f"workers is {workers}", fix="1 or more runs at a time")
+    _check_runs(study, begun=(out / STUDY).exists())
+    _check_test(study)
+    with refused(f"the study {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+        return _run(study, out, workers, say)
+
+
+def _check_runs(study: Study, *, begun: bool) -> None:
+    """Raise MsgrpoError for what would end a run of an arm at its beginning, when those of others have run."""
     with needs("msgrpo lab", "train"):
+        from msgrpo.models.loading import load_base
         from msgrpo.train.loop import check_choices
         from msgrpo.train.ranks import ALONE
         from msgrpo.train.rollouts import Players
 
-    if workers < 1:
-        raise UsageError(f"workers is {workers}", fix="1 or more runs at a time")
     for arm in study.arms:
         config = study.config(arm, 0)
         if config.servers or config.trainers != "1" or config.shard:
             said = f"rollouts={config.rollouts}, trainers={config.trainers}, shard={str(config.shard).lower()}"
             raise UsageError(f"arm {arm} has {said}, and each run of a study is one process", fix="without them")
         check_choices(config)
+        if config.vllm is not None:
+            installed_engine()
         Players.of(config, ALONE)
+    if not begun:  # a finished study shows its report where its base is gone
+        load_base(study.config(next(iter(study.arms)), 0).base)
+
+
+def _check_test(study: Study) -> None:
+    """Raise MsgrpoError for a test that could not be played when all has been trained."""
+    scenario = get_scenario(names_of(study.scenario)[0])
+    check_repeatable([scenario])
     if (opposite := study.opponent()) is not None:
-        make_agent(opposite)  # a wrong name ends the study before it trains
-    with refused(f"the study {out}"):
-        out.mkdir(parents=True, exist_ok=True)
-        return _run(study, out, workers, say)
+        playable_by(make_agent(opposite), [scenario])
 
 
 def _run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
