@@ -488,6 +488,35 @@ def test_wrong_settings_are_refused_with_the_value(settings: list[str], said: st
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "mends"),
+    [
+        (["loss=gspo", "teacher=optimal"], ["loss=clip", "teacher=none"]),
+        (["loss=turn", "credit=to-go(words=0.5)"], ["loss=clip", "credit=to-go(words=1)"]),
+        (["scenario=frozen-lake,snake", "gate=widest"], ["gate=none"]),
+        (["scenario=frozen-lake,snake", "credit=critic"], ["credit=episode"]),
+        (["scenario=frozen-lake,snake", "credit=to-go(scale=update)"], ["credit=to-go(scale=group)"]),
+        (["shard=true"], ["rollouts=vllm"]),
+        (["shard=true", "rollouts=vllm", "teacher=model(of=nano)"], ["teacher=none"]),
+        (["shard=true", "rollouts=vllm", "credit=critic"], ["credit=episode"]),
+        (["backend=tinker", "loss=clip(kl=0)", "teacher=optimal"], ["teacher=none"]),
+        (["backend=tinker", "loss=clip(kl=0)", "credit=critic"], ["credit=episode"]),
+        (["opponent=random"], ["opponent=none"]),
+        (["explore=refill", "rollouts=hf(ahead=1)"], ["explore=none", "rollouts=hf(ahead=0)"]),
+        (["explore=branch(episodes=2)", 'prompt={"history": 2}'], ["explore=none"]),
+        (["explore=branch(episodes=2)", "teacher=optimal"], ["explore=none", "teacher=none"]),
+    ],
+)
+def test_what_does_not_go_together_is_told_with_the_settings_that_mend_it(
+    settings: list[str], mends: list[str]
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        make_config(settings=settings)
+    for mend in mends:
+        assert (mend.partition("(")[2].rstrip(")") if "ahead" in mend else mend) in refused.value.message
+        make_config(settings=[*settings, mend])
+
+
 @pytest.mark.parametrize("text", ["[1]", "{", "[" * 100_000, None])
 def test_wrong_files_are_refused(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "c.json"

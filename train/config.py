@@ -223,13 +223,16 @@ class TrainConfig(BaseModel):
             self._check_opponent(self.opponent)
         for chosen in self.choices:
             if chosen.one_game and len(ids) > 1:
-                raise ValueError(f"{chosen} compares returns of one game; scenario names several")
+                said, without = self._said(chosen)
+                raise ValueError(f"{said} compares returns of one game; scenario names several: {without}, or one")
             chosen.check(self)
         if self.credit.scale == "update" and len(ids) > 1:
-            raise ValueError(f"{self.credit} compares returns of one game; scenario names several")
-        if not self.loss.by_token and (self.teacher is not None or self.credit.words != 1):
-            whose = f"teacher={self.teacher}" if self.teacher is not None else f"credit={self.credit}"
-            raise ValueError(f"{whose} tells a turn's tokens apart, and loss={self.loss.name} has one ratio for all")
+            raise ValueError(
+                f"credit={self.credit} compares returns of one game; scenario names several: "
+                f"'credit={self.credit.name}(scale=group)', or one"
+            )
+        if not self.loss.by_token:
+            self._check_one_ratio()
         _ = self.rollout_settings  # raises ValueError
         form = re.fullmatch(r"[1-9]\d{0,4}(-[1-9]\d{0,4})?", self.trainers)
         if form is None or self.trainers_range[0] > self.trainers_range[1]:
@@ -241,22 +244,47 @@ class TrainConfig(BaseModel):
         for name in filter(on_server, names_of(self.scenario)):
             for chosen in self.choices:
                 if chosen.copies_games:
-                    raise ValueError(f"{chosen} copies games in mid-play, and those of {name} are on a server")
+                    said, without = self._said(chosen)
+                    raise ValueError(
+                        f"{said} copies games in mid-play, and those of {name} are on a server: {without}"
+                    )
             if self.ahead and not self.plays_here:  # each thread counts the server's places for itself
                 raise ValueError(
-                    f"rollouts={self.rollouts} would play more games of {name} at once than it has places"
+                    f"rollouts={self.rollouts} would play more games of {name} at once than it has places: ahead=0"
                 )
         return self
+
+    def _said(self, chosen: Choice) -> tuple[str, str]:
+        """How one of the run's choices is set, and the setting that takes it out."""
+        kind = next(kind for kind in RIVALS if getattr(self, kind) is chosen)
+        usual = type(self).model_fields[kind].default
+        return f"{kind}={chosen}", f"take {kind}={'none' if usual is None else usual.name}"
+
+    def _check_one_ratio(self) -> None:
+        """What a loss cannot do that has one ratio for all tokens of a turn."""
+        has = f"tells a turn's tokens apart, and loss={self.loss.name} has one ratio for all: take loss=clip, or"
+        if self.teacher is not None:
+            raise ValueError(f"teacher={self.teacher} {has} teacher=none")
+        if self.credit.words != 1:
+            raise ValueError(f"credit={self.credit} {has} 'credit={self.credit.name}(words=1)'")
 
     def _check_sharded(self) -> None:
         """What one rank alone computes cannot be, where each has a part of the base."""
         if self.plays_here:
-            raise ValueError("shard=true needs rollouts by vLLM: the trainer's own process has a part of the base")
+            raise ValueError(
+                "shard=true, with a part of the base in each process, needs others that play: rollouts=vllm"
+            )
         if self.opponent is not None and self.opponent not in ("random", "optimal", "nano"):
-            raise ValueError(f"opponent is {self.opponent!r}, and shard=true leaves no room for a second base")
+            raise ValueError(
+                f"opponent is {self.opponent!r}, and shard=true leaves no room for a second base: take random, "
+                "optimal or nano"
+            )
         for chosen in self.choices:
             if chosen.asks_policy:
-                raise ValueError(f"{chosen} computes with the policy on each rank by itself; shard=true cannot")
+                said, without = self._said(chosen)
+                raise ValueError(
+                    f"{said} computes with the policy on each rank by itself; shard=true cannot: {without}"
+                )
 
     def _check_remote(self) -> None:
         """What cannot be where the weights are at a service that speaks Tinker's protocol."""
@@ -278,9 +306,12 @@ class TrainConfig(BaseModel):
             )
         for chosen in self.choices:
             if chosen.asks_policy:
-                raise ValueError(f"{chosen} computes with the policy, and {at}")
+                said, without = self._said(chosen)
+                raise ValueError(f"{said} computes with the policy, and {at}: {without}")
         if self.teacher is not None:
-            raise ValueError(f"teacher is {self.teacher}, and {at}, which learns from sampled answers alone")
+            raise ValueError(
+                f"teacher is {self.teacher}, and {at}, which learns from sampled answers alone: teacher=none"
+            )
         if self.opponent == "base":
             raise ValueError(f"opponent is 'base', and {at}, the base's too: random, optimal, nano, adapter:DIR")
         if is_gguf(self.base):
@@ -288,12 +319,12 @@ class TrainConfig(BaseModel):
 
     def _check_opponent(self, opponent: str) -> None:
         if any(len(scenario.players) == 1 for scenario in self.scenarios):
-            raise ValueError(f"opponent is {opponent!r}, and {self.scenario} has one player")
+            raise ValueError(f"opponent is {opponent!r}, and {self.scenario} has one player: opponent=none")
         if opponent not in OPPONENTS and opponent.partition(":")[0] not in ("nano", "adapter", "base", "dqn"):
             known = f"{', '.join(OPPONENTS)}, nano:SCENARIO, adapter:DIR, base:DIR, dqn:DIR"
             raise ValueError(f"opponent is {opponent!r}, and must play in this process: {known}")
         if opponent == "optimal" and (without := [one.id for one in self.scenarios if one.reference is None]):
-            raise ValueError(f"opponent is 'optimal', and {without[0]} has no reference player")
+            raise ValueError(f"opponent is 'optimal', and {without[0]} has no reference player: opponent=random")
 
     @property
     def choices(self) -> list[Choice]:

@@ -48,7 +48,10 @@ class Branch(Explore):
     def check(self, config: Settings) -> None:
         super().check(config)
         if config.prompt.history:
-            raise ValueError("explore=branch begins in mid-game, where a prompt with history lacks the turns before")
+            raise ValueError(
+                "explore=branch begins in mid-game, where a prompt with history lacks the turns before: take "
+                "explore=none, or a prompt without history"
+            )
 
     def further(self, playing: Playing, episodes: Sequence[Episode]) -> Further:
         forks = self.forks(playing, episodes)

@@ -229,7 +229,8 @@ class Explore(Choice):
     def check(self, config: Settings) -> None:
         if config.ahead:
             raise ValueError(
-                f"explore={self.name} needs the rollouts of the update before, and ahead={config.ahead} plays without"
+                f"explore={self.name} needs the rollouts of the update before, and ahead={config.ahead} plays "
+                "without: ahead=0, or explore=none"
             )
 
     def worthwhile(self, scenario: Scenario, starts: Iterator[int], memory: dict[str, Tensor]) -> Iterator[int]:

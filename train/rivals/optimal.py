@@ -174,12 +174,13 @@ class Optimal(ActionTeacher):
     def check(self, config: Settings) -> None:
         super().check(config)
         if without := [scenario.id for scenario in config.scenarios if scenario.reference is None]:
-            raise ValueError(f"teacher={self.name}: {without[0]} has no reference player")
+            raise ValueError(f"teacher={self.name}: {without[0]} has no reference player: teacher=none")
         if self.soft and (without := [scenario.id for scenario in config.scenarios if scenario.judge is None]):
             raise ValueError(f"teacher={self.name}: {without[0]} has no judge, so soft must be 0")
         if config.explore is not None and config.explore.name == "branch":
             raise ValueError(
-                f"teacher={self.name} plays episodes again from their start; explore=branch begins later"
+                f"teacher={self.name} plays episodes again from their start; explore=branch begins later: take "
+                "teacher=none or explore=none"
             )
 
     def advice(self, lessons: Sequence[Lesson]) -> dict[int, Advice]:
