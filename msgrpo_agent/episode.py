@@ -447,15 +447,15 @@ def replay(scenario: Scenario, episode: Episode, steps: int) -> Game:
     """
     game = scenario.new(episode.start_seed, episode.chance_seed)
     for step in range(steps):
-        play_again(scenario, game, [turn for turn in episode.turns if turn.step == step])
+        play_again(scenario.id, game, [turn for turn in episode.turns if turn.step == step])
     return game
 
 
-def play_again(scenario: Scenario, game: Game, turns: Sequence[Turn]) -> None:
+def play_again(scenario_id: str, game: Game, turns: Sequence[Turn]) -> None:
     """One step, by the actions of its turns. Raises GameFaultError where the game's own code fails, or refuses what
     it took then: it does not go the same way again.
     """
-    with games_code(scenario.id):
+    with games_code(scenario_id):
         try:
             game.step({turn.player: turn.action for turn in turns})
         except GameFaultError:

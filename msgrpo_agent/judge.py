@@ -105,7 +105,7 @@ def decided(scenario: Scenario, episode: Episode) -> Iterator[tuple[Turn, Game]]
         turns = list(step)
         for turn in turns:
             yield turn, game
-        play_again(scenario, game, turns)
+        play_again(scenario.id, game, turns)
 
 
 async def add_regrets(scenario: Scenario, episode: Episode, *, aside: bool = True) -> None:

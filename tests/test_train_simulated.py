@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ from random import Random
 
 import pytest
 
+from msgrpo import episode
 from msgrpo.episode import Episode, observation_of, play_episode
 from msgrpo.errors import GameError, RunError
 from msgrpo.game import Game, Scenario
@@ -122,7 +124,8 @@ def test_each_step_of_a_simulated_episode_has_a_calls_time(monkeypatch: pytest.M
         calls[-1] += 1
         return advance(game, actions)
 
-    monkeypatch.setattr(simulated, "games_code", counted)
+    for module in (simulated, episode):
+        monkeypatch.setattr(module, "games_code", counted)
     monkeypatch.setattr(Higher, "_advance", noted)
     credit(group)
     assert max(calls) == 1
@@ -139,8 +142,14 @@ def test_a_start_of_which_no_copy_goes_on_ends_no_training() -> None:
     frail = replace(last, origin=lambda j: Frail(3, last.episodes[j].chance_seed))
     chosen = choose("credit", "simulated(scale=update)")
     assert isinstance(chosen, Simulated)
-    found = chosen.of_groups([*whole, frail], learner())
+    told: list[str] = []
+    ours = replace(learner(), note=told.append)
+    for _ in range(2):
+        found = chosen.of_groups([*whole, frail], ours)
     assert [len(one) for one in found[-1]] == [len(turns) for turns in frail.turns]
+    (said,) = told  # once in a run: nothing was, though a quarter of its starts was credited without one
+    assert re.match(r"left out: \d+ of \d+ simulated episodes have no result, one of them: .*odd", said)
+    assert "msgrpo games check higher" in said
     with pytest.raises(RunError, match=r"one of them: .*odd"):
         chosen.of_groups([frail, frail, whole[0]], learner())
 

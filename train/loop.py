@@ -210,7 +210,7 @@ class Trainer:
         config, weights, ranks = self.config, self.weights, self.ranks
         began = time.perf_counter()
         generator = torch.Generator().manual_seed(derive_seed("update", config.seed, step))
-        learner = Learner(weights.policy, ranks, generator, weights.memory)
+        learner = Learner(weights.policy, ranks, generator, weights.memory, self.report.note)
         groups = rollouts.groups
         if config.gate is not None:  # of several ranks the first decides: a gate need not be a pure function
             passing = ranks.broadcast(config.gate.passing(groups) if ranks.first else [])

@@ -107,13 +107,14 @@ class Learner:
     """What a choice may use beside the groups: the policy, the processes of the run, and the update's generator.
 
     `memory` is what choices keep from one update to the next, each under its own name, the same on every rank; it is
-    in the checkpoint.
+    in the checkpoint. `note` tells a person.
     """
 
     policy: Trained
     ranks: Ranks
     generator: torch.Generator
     memory: dict[str, Tensor] = field(default_factory=dict)
+    note: Callable[[str], None] = lambda text: None
 
 
 class Choice(BaseModel):

@@ -26,9 +26,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
+import torch
 from pydantic import Field
 
-from msgrpo.episode import Episode, Turn, derive_seed, observation_of
+from msgrpo.episode import Episode, Turn, derive_seed, observation_of, play_again
 from msgrpo.errors import GameError, GameFaultError, RunError
 from msgrpo.game import Game, Outcome
 from msgrpo.limits import games_code
@@ -68,7 +69,7 @@ class Simulated(Credit):
 
     def of_groups(self, groups: Sequence[Group], learner: Learner) -> list[PerTurn]:
         found = learner.ranks.gather([self._of_group(group) for group in learner.ranks.share(groups)])
-        _check_lost(groups, [tally for _, tally in found])
+        _tell_lost(groups, [tally for _, tally in found], learner)
         return [credit for credit, _ in found]
 
     def _of_group(self, group: Group) -> tuple[PerTurn, Tally]:
@@ -169,8 +170,7 @@ class Model:
                 with games_code(episode.scenario):
                     _check_same(game, turns[step])
                 yield step, game
-                with games_code(episode.scenario):
-                    game.step({turn.player: turn.action for turn in turns[step]})
+                play_again(episode.scenario, game, turns[step])
         except GameError as error:
             self._fail(error)
 
@@ -241,19 +241,23 @@ class Model:
         return gains
 
 
-def _check_lost(groups: Sequence[Group], tallies: Sequence[Tally]) -> None:
+def _tell_lost(groups: Sequence[Group], tallies: Sequence[Tally], learner: Learner) -> None:
     """Raise RunError where errors ended most of what an update simulated: the rest says little. A few starts where
-    they do cost only themselves.
+    they do cost only themselves, which is said once in a run.
     """
     lost, played = sum(one.lost for one in tallies), sum(one.played for one in tallies)
+    if not lost:
+        return
+    name, last = next(
+        (group.episodes[0].scenario, one.last) for group, one in zip(groups, tallies, strict=True) if one.lost
+    )
+    said = f"{lost} of {lost + played} simulated episodes have no result, one of them: {last}"
+    fix = f"find the game's fault with: msgrpo games check {shlex.quote(name)}; or take another credit"
     if lost > played:
-        name, last = next(
-            (group.episodes[0].scenario, one.last) for group, one in zip(groups, tallies, strict=True) if one.lost
-        )
-        raise RunError(
-            f"{lost} of {lost + played} simulated episodes have no result, one of them: {last}",
-            fix=f"find the game's fault with: msgrpo games check {shlex.quote(name)}; or take another credit",
-        )
+        raise RunError(said, fix=fix)
+    if Simulated.name not in learner.memory:
+        learner.memory[Simulated.name] = torch.ones(1)
+        learner.note(f"left out: {said}; {fix}")
 
 
 def _check_same(game: Game, turns: Sequence[Turn]) -> None:
