@@ -8,12 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from pydantic_core import from_json
-from rich.table import Table
-from rich.text import Text
 
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals.options import Given
-from msgrpo.output import Chat, Json, Name, print_json, print_line, print_table, say, takes
+from msgrpo.output import Chat, Json, print_json, print_line, print_table, say, takes
 from msgrpo.text import counted, interval_text
 
 commands = typer.Typer()
@@ -131,22 +129,12 @@ def verify(
 
 
 def _print_match(scenario: str, results: list[Any], rated: list[Any], folder: Path, as_json: bool) -> None:
+    from msgrpo.evals import tables
+
     if as_json:
         print_json(from_json((folder / "match.json").read_bytes()))
         return
-    table = Table(title=Text(f"{scenario}: both seats on the same starts"), title_justify="left")
-    for column in ("first", "second", "starts", "won", "drawn", "lost", "points", "95 % interval"):
-        table.add_column(column)
-    for pairing in results:
-        counts = map(str, (pairing.starts, pairing.wins, pairing.draws, pairing.losses))
-        table.add_row(
-            Name(pairing.first),
-            Name(pairing.second),
-            *counts,
-            f"{pairing.score:.3f}",
-            Text(interval_text(pairing.low, pairing.high, ".3f")),
-        )
-    print_table(table)
+    print_table(tables.match_table(scenario, results))
     for rating in rated:
         print_line(f"{rating.agent}: {rating.elo:+.0f} Elo {interval_text(rating.low, rating.high, '+.0f')}")
     left_out = sum(pairing.failed for pairing in results)

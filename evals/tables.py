@@ -10,10 +10,13 @@ from typing import Any
 
 from pydantic import BaseModel
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from msgrpo.evals.leaderboard import Leaderboard
+from msgrpo.evals.match import Result
 from msgrpo.evals.ranking import Overall
 from msgrpo.evals.rows import Pair, Retelling, Row
 from msgrpo.games.retold import SIGN
@@ -26,7 +29,16 @@ OVERALL = ("rank", "agent", "score", "95 % interval", "scenarios")
 RETOLD = ("agent", "game", "plain", "retold", "difference")
 REPEATED = ("agent", "starts", "k", "pass@k", "pass^k", "spread within", "spread between")
 ANSWERS = ("illegal", "unparsed", "cut off", "failures", "tokens in/out", "cost", "s/step")
-NAMES = ("agent", "game", "a", "b")  # the columns that hold names
+MATCH = ("first", "second", "starts", "won", "drawn", "lost", "points", "95 % interval")
+NAMES = (
+    "agent",
+    "game",
+    "a",
+    "b",
+    "first",
+    "second",
+    "tokens in/out",
+)  # the columns whose cells may go on after one of their signs
 PAIR_COLUMNS = ("a", "b", "n", "a − b", "95 % interval", "McNemar p", "detectable")
 
 
@@ -187,20 +199,62 @@ def _listed(sentences: Sequence[str]) -> str:
 
 def terminal(board: Leaderboard) -> Iterator[Table | Text]:
     """For each scenario the scores, what the answers were like, and the pairs; then the notes. 80 columns do."""
-    yield from (_rich(*section) for section in sections(board, narrow=True))
+    yield from (table(*section) for section in sections(board, narrow=True))
     yield from (Text(f"note: {beginning(note)}") for note in board.notes)
 
 
-def _rich(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+class _Narrowing(Table):
+    """A table that gives up room where the terminal is narrow: first in its widest columns, down to their longest
+    word, then between columns. rich takes it from all columns alike, and breaks words where others have blanks.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        ranges = [
+            [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
+            for column in self.columns
+        ]
+        least, widths = ([max(one[end] for one in of) for of in ranges] for end in (0, 1))
+        room = options.max_width - 2 * len(widths) - 1
+        if sum(least) > room:
+            self.padding = 0
+            room += len(widths)
+        if sum(least) <= room:
+            while sum(widths) > room:
+                widest = max(range(len(widths)), key=lambda i: widths[i] if widths[i] > least[i] else 0)
+                widths[widest] -= 1
+            for column, width in zip(self.columns, widths, strict=True):
+                column.width = width
+        yield from super().__rich_console__(console, options)
+
+
+def table(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+    """A table for the terminal."""
+    shown = _Narrowing(
+        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for column in columns:
-        table.add_column(column)
+        shown.add_column(Name(column))
     for line in lines:
         # Text, so that what an agent is called is not read as markup
-        table.add_row(
+        shown.add_row(
             *(Name(cell) if column in NAMES else Text(cell) for column, cell in zip(columns, line, strict=True))
         )
-    return table
+    return shown
+
+
+def match_table(scenario: str, results: Iterable[Result]) -> Table:
+    """The results of a match, a line for each pairing."""
+    lines = [
+        [
+            pairing.first,
+            pairing.second,
+            *map(str, (pairing.starts, pairing.wins, pairing.draws, pairing.losses)),
+            f"{pairing.score:.3f}",
+            interval_text(pairing.low, pairing.high, ".3f"),
+        ]
+        for pairing in results
+    ]
+    return table(f"{scenario}: both seats on the same starts", MATCH, lines)
 
 
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from msgrpo.errors import UsageError
-from msgrpo.output import Json, out, print_json, print_table, say
+from msgrpo.output import Json, Name, out, print_json, print_table, say
 from msgrpo.text import printable
 
 commands = typer.Typer()
@@ -94,7 +93,7 @@ def adapters(
     table = Table("run", "base", "scenario", "result", "problem")
     for run in runs:
         cells = (run.folder, run.base, run.scenario, run.result, run.problem)
-        table.add_row(*(escape(printable(text or "")) for text in cells))
+        table.add_row(*(Name(printable(text or "")) for text in cells))
     print_table(table)
 
 

@@ -7,6 +7,7 @@ import json
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from msgrpo.errors import ModelError, MsgrpoError, ServeError, UsageError
 from msgrpo.install import install_command
 from msgrpo.loopback import is_loopback
 from msgrpo.models.paths import NANO_DIR
+from msgrpo.output import print_table
 from msgrpo.prompt import PromptTemplate, as_given, make_template
+from msgrpo.serve import cli as cli_of_serve
 from msgrpo.serve import preflight, terminal
 from msgrpo.serve.adapters import Adapter, list_runs, read_adapter
 from msgrpo.serve.vllm_command import (
@@ -475,3 +478,15 @@ def test_a_gguf_file_is_served_under_its_own_name_and_not_its_path() -> None:
     """The path was the model's name: clients read it, and one with a blank could not be served."""
     request = Request(base="/my models/smol.gguf", adapters=(adapter(base="/my models/smol.gguf"),))
     assert build(request, "cpu", "/cache/smol").models == ["smol.gguf", "fl"]
+
+
+def test_a_listed_adapter_breaks_after_its_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Qwen2.5-3B-Instruct` went on in mid-word, at 60 columns."""
+    write_adapter(tmp_path / "fl", base_model_name_or_path="Qwen/Qwen2.5-3B-Instruct-of-a-long-name")
+    monkeypatch.chdir(tmp_path)
+    written = io.StringIO()
+    narrow = Console(file=written, width=60, force_terminal=True, color_system=None)
+    monkeypatch.setattr(cli_of_serve, "print_table", partial(print_table, console=narrow))
+    cli_of_serve.adapters(Path())
+    shown = written.getvalue()
+    assert [piece for piece in ("Qwen/", "Qwen2.5-", "Instruct-", "of-a-") if piece not in shown] == []
