@@ -17,7 +17,7 @@ from msgrpo.episode import Episode, Turn, observation_of
 from msgrpo.evals.exported import IN_SUITE, Files, Played, distinct, left_out, played, prompt_of
 from msgrpo.evals.leaderboard import Leaderboard
 from msgrpo.evals.plays import Play
-from msgrpo.evals.record import Price, folder_name, seeds_of
+from msgrpo.evals.record import Price, failure_of, folder_name, seeds_of
 from msgrpo.evals.rows import return_of
 from msgrpo.evals.suites import SUITE_VERSION
 from msgrpo.evals.verify import game_steps
@@ -210,8 +210,7 @@ def _error(episode: Episode) -> dict[str, str] | None:
     """The fields of an EvalError: an endpoint's failure has a message and no traceback."""
     if episode.error is None:
         return None
-    message = f"{episode.error}: {episode.error_message or 'the endpoint gave no answer'}"
-    return {"message": message, "traceback": "", "traceback_ansi": ""}
+    return {"message": failure_of(episode), "traceback": "", "traceback_ansi": ""}
 
 
 def _model_usage(play: Play, turns: Sequence[Turn]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from msgrpo.errors import RecordError, UsageError, nearest
 from msgrpo.evals.exported import CARD, MADE_BY, Files, left_out, played
 from msgrpo.evals.huggingface import huggingface_files
 from msgrpo.evals.inspect_log import inspect_files
-from msgrpo.evals.leaderboard import Leaderboard, build
+from msgrpo.evals.leaderboard import PLAYED_ON, Leaderboard, build
 from msgrpo.evals.plays import Play, load
 from msgrpo.text import counted
 
@@ -65,7 +65,8 @@ def export(folders: Sequence[Path], to: str, out: Path) -> Exported:
     board = build(loaded, notes)
     plays = [play for play in loaded if play.finished or play.unfinished]
     if not plays:
-        raise RecordError("there is nothing to export: " + ("; ".join(board.notes) or "the records are empty"))
+        why = "; ".join(board.notes) or "the records are empty"
+        raise RecordError(f"there is nothing to export: {why}", fix=PLAYED_ON)
     files = TOOLS[to](plays, board)
     check_free(out, files)
     write(files, out)

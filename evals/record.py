@@ -71,8 +71,9 @@ def seeds_of(episode: Episode) -> EpisodeSeeds:
 
 def failure_of(episode: Episode) -> str:
     """How an episode failed, in words; where its game's own code did, with the command that looks for faults."""
+    said = f"{episode.error}: {episode.error_message}" if episode.error_message else str(episode.error)
     look = f" (msgrpo games check {shlex.quote(episode.scenario)} looks for faults)"
-    return f"{episode.error}: {episode.error_message}{look if episode.error == GAME_FAULT else ''}"
+    return f"{said}{look if episode.error == GAME_FAULT else ''}"
 
 
 def as_recorded(settings: dict[str, Any]) -> dict[str, Any]:

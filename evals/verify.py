@@ -160,7 +160,7 @@ def verify(path: Path | str) -> Verified:
     elif run is None:
         verified.twice = 0  # a record that is no evaluation may repeat episodes: a person may play a game again
     if not verified.episodes and (run is None or path.stat().st_size):
-        raise RecordError(f"{path} holds no episode")
+        raise RecordError(f"{path} holds no episode", fix="msgrpo eval --out DIR makes records")
     for scenario in {**finished, **failed}:
         numbers = finished.get(scenario, {})
         lost = {seeds: one for seeds, one in failed.get(scenario, {}).items() if seeds not in numbers}

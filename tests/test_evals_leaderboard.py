@@ -22,11 +22,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
+from msgrpo import output
 from msgrpo.agent import ParseFailure
 from msgrpo.episode import Episode, Turn, read_episodes
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.evals import command, page, tables
 from msgrpo.evals.leaderboard import build
+from msgrpo.evals.match import Result
 from msgrpo.evals.plays import Play, keep_counted_prefix, load, only
 from msgrpo.evals.progress import EvalProgress
 from msgrpo.evals.record import Price, changing_run, folder_name, seeds_of
@@ -736,3 +738,39 @@ def test_an_episode_that_failed_before_its_first_step_has_no_score() -> None:
     """It was a division by zero, for who takes means over a record."""
     with pytest.raises(RecordError, match=r"frozen-lake from start \d+ has no score: game_fault"):
         _ = suite_episode(0, [], error="game_fault", success=None, returns={}).score
+
+
+def test_in_a_narrow_terminal_a_table_breaks_no_word() -> None:
+    """At 60 columns `illegal` stood there as `illega` and `l`, beside a column of which half was free."""
+    board = build([play([True, False] * 40, "adapter:fl"), play([False] * 80, "b")])
+    console = Console(width=60, file=io.StringIO(), force_terminal=True, color_system=None)
+    for part in [
+        *tables.terminal(board),
+        tables.match_table("spiel:pig", [Result("a", "b", 4, 3, 1, 4, 0, 0.4, 0, 1)]),
+    ]:
+        output.print_table(part, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    heads = {
+        word
+        for head in (*tables.SCORES, *tables.ANSWERS, *tables.PAIR_COLUMNS)
+        for word in head.replace("/", "/ ").split()
+    }
+    assert [word for word in heads | {"adapter:fl", "80,000/", "[39.3%,"} if word not in shown] == []
+    assert max(map(len, shown.splitlines())) <= 60
+
+
+@pytest.mark.parametrize(
+    "command_line",
+    ["leaderboard lost", "view lost --html x.html", "leaderboard empty", "export empty --to inspect --out x"],
+)
+def test_where_nothing_has_a_result_the_command_that_plays_on_is_named(
+    command_line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said only that nothing is there, and of a failure without a message `context_length: None`."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "lost", [episode(0, False, error="context_length")])
+    write(tmp_path / "empty", [])
+    refused = invoked(*command_line.split()).exception
+    assert isinstance(refused, RecordError)
+    assert "msgrpo eval" in str(refused.fix)
+    assert "None" not in refused.message
