@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,9 +61,11 @@ def leaderboard(
 ) -> None:
     """Merge the results of several evaluations into one table."""
     from msgrpo.evals import command
+    from msgrpo.evals.record import check_games
 
     if by not in (None, "prompt"):
         raise UsageError(f"--by {by!r}: only prompts can stand in a column", fix="--by prompt")
+    check_games(folders, shlex.join(sys.argv[1:]))
     _print_board(command.merge(folders, out_dir, mix=mix, by_prompt=by == "prompt", check=verify), as_json)
 
 
@@ -92,7 +95,7 @@ def verify(
     import asyncio
 
     from msgrpo.agent import Agent
-    from msgrpo.evals.record import records_in
+    from msgrpo.evals.record import check_games, records_in
     from msgrpo.evals.verify import ask_again, verify, without_record
     from msgrpo.prompt import as_given
     from msgrpo.specs import make_agent
@@ -101,6 +104,7 @@ def verify(
         raise UsageError("--ask and --agent belong together: a record's own agent is never asked", fix="--agent nano")
     if chat is not None and agent is None:
         raise UsageError("--chat is for the agent that is asked again", fix="--ask 20 --agent nano")
+    check_games(files, shlex.join(sys.argv[1:]))
     complete = True
     for file in records_in(files):
         verified = verify(file)

@@ -21,9 +21,11 @@ from msgrpo.episode import GAME_FAULT, Episode, read_episodes
 from msgrpo.errors import RecordError
 from msgrpo.evals.suites import MOST, MOST_COUNTED, SUITE_VERSION, EpisodeSeeds, HeldOut
 from msgrpo.files import open_lock, replace_text
+from msgrpo.games.retold import SIGN
 from msgrpo.run_log import METRICS, TRANSCRIPTS
 from msgrpo.specs import is_anothers
 from msgrpo.text import Clean, printable_data
+from msgrpo.trust import check_named, is_allowed, names_code
 
 RUN_FILE = "run.json"
 OF_TRAINING = (METRICS, TRANSCRIPTS)
@@ -54,6 +56,20 @@ def records_in(paths: Sequence[Path]) -> list[Path]:
             fix += f"; the run's last training episodes are no evaluation, but can be read: msgrpo view {shown}"
         raise RecordError(f"no records (.jsonl) in {listed}", fix=fix)
     return files
+
+
+def check_games(paths: Sequence[Path], command: str) -> None:
+    """Raise UsageError for the games from outside that nobody has allowed, all of them at once. The first line of
+    each record says its game; `command` is what was given to msgrpo, to be copied with what allows them.
+    """
+    first = [next(read_episodes(file), None) for file in records_in(paths)]
+    games = dict.fromkeys(episode.scenario for episode in first if episode is not None)
+    strange = [
+        ("the game", name)
+        for name in filter(names_code, games)
+        if not (is_allowed(name) or is_allowed(name.rpartition(SIGN)[0]))  # the plain game of a retelling
+    ]
+    check_named(strange, "a record", command)
 
 
 def holds_episodes(out: Path) -> bool:

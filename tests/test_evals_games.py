@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from msgrpo import trust
 from msgrpo.errors import GameFaultError, RecordError, UsageError
 from msgrpo.evals.command import Options
 from msgrpo.evals.failures import ATTEMPTS, FAILURE_SHARE, FEWEST_FAILURES
@@ -170,3 +172,25 @@ def test_a_game_without_a_reference_player_hides_no_other_agents_result(tmp_path
     with pytest.raises(UsageError, match=r"optimal can play none of .*: nothing is known to be optimal there"):
         eval_here(tmp_path / "f", agents=["random", "optimal"], scenarios=[name], episodes=2)
     assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.parametrize("reader", ["leaderboard", "verify"])
+def test_of_a_record_of_two_games_both_are_named_with_the_command(
+    reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One was named after the other, each with a command that ended in `…`."""
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        eval_here(tmp_path / "e", agents=["random"], scenarios=[odd_game(tmp_path / folder)], episodes=1)
+    monkeypatch.setattr(trust, "_allowed", set())
+    one, two = (f"{tmp_path / folder / 'odd.py'}:scenario" for folder in ("one", "two"))
+    command_line = [reader, str(tmp_path / "e"), *(["--json"] if reader == "leaderboard" else [])]
+    for allowed in ([], ["--allow", one]):
+        monkeypatch.setattr("sys.argv", ["msgrpo", *allowed, *command_line])
+        refused = invoked(*allowed, *command_line).exception
+        assert isinstance(refused, UsageError)
+        assert f"the game {two!r}" in refused.message
+        missing = [] if allowed else ["--allow", one]
+        wanted = ["msgrpo", *missing, "--allow", two, *allowed, *command_line]
+        assert str(refused.fix).endswith(f": {shlex.join(wanted)}")
+    assert invoked(*wanted[1:]).exception is None
