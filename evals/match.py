@@ -3,7 +3,8 @@
 Every start is played twice, with the seats swapped and the same luck, so what a seat or a start is worth cancels. A
 result is a win, a draw or a loss by the return. Of several agents everybody meets everybody; their ratings are
 Bradley-Terry's, P(i beats j) = r_i / (r_i + r_j), a draw half a win for each, on the scale of Elo (400 points are
-odds of ten to one) around a mean of 0. Intervals are percentile bootstraps over starts, drawn once for all.
+odds of ten to one) around a mean of 0. Intervals are bootstraps over starts (`stats.py`);
+ratings draw them once for all pairings.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import GameFaultError, RecordError, UsageError, nearest
 from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, failure_of, folder_name, seeds_of
 from msgrpo.evals.request import can_play, why_not
-from msgrpo.evals.stats import ends, share_interval
+from msgrpo.evals.stats import ends, resampled_means, share_interval
 from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, check_counts, check_scenario, suite_seeds
 from msgrpo.evals.verify import first_difference
 from msgrpo.files import replace_json
 from msgrpo.game import Scenario
 from msgrpo.specs import check_agents
 
-RESAMPLES = 1000
+RESAMPLES = 4000  # of ratings
 ELO = 400 / math.log(10)
 Done = Callable[[int, int], None]  # (episodes played, episodes planned)
 Names = tuple[str, str]  # the two agents of a pairing, the first of whom its result speaks of
@@ -240,7 +241,7 @@ def result(pair: Names, points: Mapping[int, Sequence[float]], failed: int) -> R
     """The result of a pairing of which one start or more was finished."""
     single = [value for both in points.values() for value in both]
     means = np.array([sum(both) / 2 for both in points.values()])
-    low, high = share_interval(means, resamples=RESAMPLES)
+    low, high = share_interval(means)
     return Result(
         *pair,
         starts=len(points),
@@ -254,22 +255,21 @@ def result(pair: Names, points: Mapping[int, Sequence[float]], failed: int) -> R
     )
 
 
-def bradley_terry(
-    agents: Sequence[str], wins: NDArray[np.float64], met: NDArray[np.bool_] | None = None
-) -> NDArray[np.float64]:
-    """Ratings (in Elo, mean 0) that make wins[i, j], the points of i against j, most likely.
+def bradley_terry(wins: NDArray[np.float64], met: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    """Ratings (in Elo, mean 0) that make wins[i, j], the points of i against j, most likely; of several such tables,
+    wins[…, i, j], those of each.
 
     Minorisation-maximisation (Hunter 2004): r_i ← W_i / Σ_j n_ij / (r_i + r_j), with half a point added to both sides
     of every pairing that was played (`met`; without: those that have points), so that who never lost has a finite
     rating, and who is in no draw of a resample has one at all.
     """
-    met = (wins + wins.T) > 0 if met is None else met
+    met = (wins + wins.swapaxes(-1, -2)) > 0 if met is None else met
     wins = wins + 0.5 * met
-    games, total = wins + wins.T, wins.sum(axis=1)
-    rating = np.ones(len(agents))
+    games, total = wins + wins.swapaxes(-1, -2), wins.sum(axis=-1)
+    rating = np.ones(total.shape)
     for _ in range(10_000):
-        updated = total / (games / (rating[:, None] + rating[None, :])).sum(axis=1)
-        updated /= np.exp(np.log(updated).mean())
+        updated = total / (games / (rating[..., :, None] + rating[..., None, :])).sum(axis=-1)
+        updated /= np.exp(np.log(updated).mean(axis=-1, keepdims=True))
         if np.abs(np.log(updated / rating)).max() < 1e-10:
             break
         rating = updated
@@ -278,30 +278,31 @@ def bradley_terry(
 
 def ratings(agents: Sequence[str], points: Mapping[Names, Mapping[int, Sequence[float]]]) -> list[Rating]:
     """The rating of each agent, the highest first; resamples draw the starts once for all pairings."""
-    place = {agent: i for i, agent in enumerate(agents)}
     starts = sorted({number for of in points.values() for number in of})
+    places, points_SN = list[tuple[int, int]](), list[list[float]]()  # of i against j, by the start
+    for pair, of in points.items():
+        i, j = map(agents.index, pair)
+        both = [of.get(number, ()) for number in starts]  # nothing where a start is left out
+        places += [(i, j), (j, i)]
+        points_SN += [[sum(own) for own in both], [len(own) - sum(own) for own in both]]
 
-    def rated(weight: Mapping[int, float]) -> NDArray[np.float64]:
-        wins = np.zeros((len(agents), len(agents)))
-        for (first, second), of in points.items():
-            for number, both in of.items():
-                wins[place[first], place[second]] += weight[number] * sum(both)
-                wins[place[second], place[first]] += weight[number] * (2 - sum(both))
-        return bradley_terry(agents, wins, met)
+    def rated(totals_RS: NDArray[np.float64]) -> NDArray[np.float64]:
+        wins_RAA = np.zeros((len(totals_RS), len(agents), len(agents)))
+        wins_RAA[:, rows, columns] = totals_RS
+        return bradley_terry(wins_RAA, met)
 
     met = np.zeros((len(agents), len(agents)), dtype=bool)
-    for first, second in points:
-        met[place[first], place[second]] = met[place[second], place[first]] = True
-    best = rated(dict.fromkeys(starts, 1.0))
-    generator = np.random.default_rng(0)
-    counts = generator.multinomial(len(starts), [1 / len(starts)] * len(starts), size=RESAMPLES // 5)
-    drawn = np.array([rated(dict(zip(starts, map(float, row), strict=True))) for row in counts])
+    rows, columns = np.array(places).T
+    met[rows, columns] = True
+    values_SN = np.array(points_SN)
+    best = rated(values_SN.sum(axis=1)[None])[0]
+    drawn = rated(len(starts) * resampled_means(values_SN, seed=0, resamples=RESAMPLES))
     low, high = (
         np.quantile(drawn, ends(len(starts)), axis=0) if len(starts) > 1 else np.full((2, len(agents)), np.nan)
     )
     if (high - low < 1e-6).all():  # every resample is the same: nothing says how far off it is
         low, high = np.full((2, len(agents)), np.nan)
-    estimates = [Rating(agent, *map(float, (best[i], low[i], high[i]))) for agent, i in place.items()]
+    estimates = [Rating(agent, *map(float, (best[i], low[i], high[i]))) for i, agent in enumerate(agents)]
     return sorted(estimates, key=lambda rating: -rating.elo)
 
 

@@ -70,7 +70,7 @@ def bootstrap_mean(values: ArrayLike, *, seed: int, level: float = 0.95, resampl
     return min(low, studentised[0]), max(high, studentised[1])
 
 
-def share_interval(values: ArrayLike, *, resamples: int = 10_000) -> Interval:
+def share_interval(values: ArrayLike) -> Interval:
     """Interval of a mean of values in [0, 1], each of a start: `bootstrap_mean` within these bounds.
 
     Where all are 0, or all are 1, the bootstrap knows no other value, and Wilson's interval of the starts is taken.
@@ -78,7 +78,7 @@ def share_interval(values: ArrayLike, *, resamples: int = 10_000) -> Interval:
     checked = _checked(values)
     if checked.min() == checked.max() and checked[0] in (0.0, 1.0):
         return wilson(int(checked.sum()), len(checked))
-    low, high = bootstrap_mean(checked, seed=0, resamples=resamples)
+    low, high = bootstrap_mean(checked, seed=0)
     return (low, high) if math.isnan(low) else (max(0.0, low), min(1.0, high))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
 import math
 import subprocess
@@ -22,6 +23,7 @@ from msgrpo.agent import Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.errors import EndpointError, GameFaultError, ModelError, MsgrpoError, RecordError, UsageError
 from msgrpo.evals import cli, command, match
 from msgrpo.evals.record import RecordFile
+from msgrpo.evals.stats import ends
 from msgrpo.evals.verify import verify
 from msgrpo.game import Scenario
 from msgrpo.games import SCENARIOS, get_scenario, outside
@@ -183,7 +185,7 @@ def test_points_by_hand() -> None:
 
 def test_ratings_of_two_are_their_log_odds() -> None:
     """30 points of 40, half a point more on each side: odds 30.5 to 10.5, in Elo 400 log10 of them, around 0."""
-    found = match.bradley_terry(PAIR, np.array([[0.0, 30.0], [10.0, 0.0]]))
+    found = match.bradley_terry(np.array([[0.0, 30.0], [10.0, 0.0]]))
     assert found[0] - found[1] == pytest.approx(400 * math.log10(30.5 / 10.5))
     assert found.sum() == pytest.approx(0.0, abs=1e-6)
 
@@ -191,7 +193,7 @@ def test_ratings_of_two_are_their_log_odds() -> None:
 def test_ratings_are_the_most_likely_ones() -> None:
     """At the maximum the gradient of the likelihood is 0: everybody's points are what their ratings predict."""
     wins = np.array([[0.0, 7.0, 9.0], [3.0, 0.0, 6.5], [1.0, 3.5, 0.0]])
-    rating = np.exp(match.bradley_terry("abc", wins) / match.ELO)
+    rating = np.exp(match.bradley_terry(wins) / match.ELO)
     smoothed = wins + 0.5 * (1 - np.eye(3))
     expected = rating[:, None] / (rating[:, None] + rating[None, :]) * (smoothed + smoothed.T)
     assert expected.sum(axis=1) == pytest.approx(smoothed.sum(axis=1), abs=1e-4)
@@ -204,6 +206,31 @@ def test_a_round_robin_has_ratings_with_intervals() -> None:
     rated = match.ratings(["c", "a", "b"], points)
     assert [rating.agent for rating in rated] == ["a", "b", "c"]
     assert all(rating.low <= rating.elo <= rating.high for rating in rated)
+
+
+def test_ratings_of_few_starts_have_the_interval_of_all_resamples() -> None:
+    """Of six starts the quantiles are far out, and 200 resamples hardly came there: intervals were too narrow. Here
+    all 462 ways to draw six of six starts, each as often as it comes, say what they are.
+    """
+    scores = {("a", "b"): [2, 2, 1, 2, 0.5, 2], ("a", "c"): [1, 2, 0, 2, 2, 2], ("b", "c"): [1, 1, 0.5, 2, 0, 1]}
+    draws = [draw for draw in itertools.product(range(7), repeat=6) if sum(draw) == 6]
+    wins = np.zeros((len(draws), 3, 3))
+    for pair, own in scores.items():
+        i, j = map("abc".index, pair)
+        wins[:, i, j], wins[:, j, i] = draws @ np.array(own), draws @ (2 - np.array(own))
+    often = np.array([math.factorial(6) / math.prod(map(math.factorial, draw)) / 6**6 for draw in draws])
+    points = {pair: {n: [score / 2, score / 2] for n, score in enumerate(own)} for pair, own in scores.items()}
+    rated = {rating.agent: rating for rating in match.ratings(["a", "b", "c"], points)}
+    for i, agent in enumerate("abc"):
+        elo = match.bradley_terry(wins, ~np.eye(3, dtype=bool))[:, i]
+        order = np.argsort(elo)
+        share = np.cumsum(often[order])  # of all resamples, up to each rating
+        tail = ends(6)[0]
+        lowest, low, high, highest = elo[order][
+            np.searchsorted(share, [tail / 2, tail * 2, 1 - tail * 2, 1 - tail / 2])
+        ]
+        assert lowest - 1e-3 < rated[agent].low < low + 1e-3, agent
+        assert high - 1e-3 < rated[agent].high < highest + 1e-3, agent
 
 
 def test_the_command_plays_a_match_and_a_round_robin(tmp_path: Path) -> None:
