@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from msgrpo.episode import GAME_FAULT, Episode, read_episodes
-from msgrpo.errors import RecordError
+from msgrpo.errors import RecordError, first_fault
 from msgrpo.evals.suites import MOST, MOST_COUNTED, SUITE_VERSION, EpisodeSeeds, HeldOut
 from msgrpo.files import open_lock, replace_text
 from msgrpo.games.retold import SIGN
@@ -333,5 +333,8 @@ def read_run(out: Path) -> Run | None:
         return None
     try:
         return Run.model_validate_json(path.read_bytes())
-    except ValueError as error:
-        raise RecordError(f"{path} is damaged", fix="remove it, or give another folder") from error
+    except ValidationError as error:
+        raise RecordError(
+            f"{path} is damaged, or of a later version: {first_fault(error, 'the file')}",
+            fix="read it with the msgrpo that wrote it; or remove it, or give another folder",
+        ) from error
