@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -211,7 +211,24 @@ def run(options: Options, console: Console = err) -> leaderboard.Leaderboard:
     fatal: MsgrpoError | None = None
     try:
         with cluster(options) as elsewhere, shown(progress, console), ending_as_interrupt():
-            asyncio.run(_play(agents, scenarios, episodes, options, progress, budget, called, elsewhere))
+            playing = evaluate(
+                agents,
+                scenarios,
+                episodes,
+                options.out,
+                concurrency=options.concurrency or CONCURRENCY,
+                progress=progress,
+                max_failures=options.max_failures,
+                retry_failed=options.retry_failed,
+                regret=options.regret,
+                repeats=options.repeats,
+                split=options.split,
+                budget=budget,
+                command=options.line,
+                names=called,
+                elsewhere=elsewhere,
+            )
+            asyncio.run(_play(playing, agents, progress))
     except KeyboardInterrupt:
         console.print("finished episodes are kept; start the same command again to go on", soft_wrap=True)
         raise
@@ -344,36 +361,11 @@ def line_of(arguments: Sequence[str]) -> str:
     return printable(shlex.join(shown))
 
 
-async def _play(
-    agents: Sequence[Agent],
-    scenarios: Sequence[Scenario],
-    episodes: int,
-    options: Options,
-    progress: EvalProgress,
-    budget: Budget,
-    called: Mapping[str, str],
-    elsewhere: Elsewhere | None,
-) -> None:
+async def _play(playing: Coroutine[object, object, None], agents: Sequence[Agent], progress: EvalProgress) -> None:
+    """Play to the end while the display is refreshed, then close the agents."""
     ticker = asyncio.create_task(ticking(progress))
     try:
-        concurrency = options.concurrency or CONCURRENCY
-        await evaluate(
-            agents,
-            scenarios,
-            episodes,
-            options.out,
-            concurrency=concurrency,
-            progress=progress,
-            max_failures=options.max_failures,
-            retry_failed=options.retry_failed,
-            regret=options.regret,
-            repeats=options.repeats,
-            split=options.split,
-            budget=budget,
-            command=options.line,
-            names=called,
-            elsewhere=elsewhere,
-        )
+        await playing
     finally:
         ticker.cancel()
         for agent in agents:

@@ -223,7 +223,7 @@ def _model_usage(play: Play, turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def _cost(price: Price | None, read: int, written: int) -> dict[str, float]:
-    return {} if price is None else {"total_cost": (read * price.prompt + written * price.completion) / 1e6}
+    return {} if price is None else {"total_cost": price.of(read, written)}
 
 
 def _generate_config(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def serve(
 ) -> None:
     """Serve a base and its adapters with vLLM behind an OpenAI-compatible URL; vLLM's own options after `--`."""
     from msgrpo.serve import terminal
+    from msgrpo.serve.vllm_command import Request
 
     key = os.environ.get("MSGRPO_API_KEY")
     if status:
@@ -54,9 +55,7 @@ def serve(
             for model, parent in served.items():
                 typer.echo(printable(model + (f"  (adapter of {parent})" if parent else "")))
         return
-    request = terminal.plan(
-        adapter or [],
-        base=base,
+    asked = Request(
         name=name,
         host=host,
         port=port,
@@ -64,8 +63,9 @@ def serve(
         tensor_parallel_size=tensor_parallel_size,
         data_parallel_size=data_parallel_size,
         runtime_adapters=allow_runtime_adapters,
-        extra=context.args,
+        extra=tuple(context.args),
     )
+    request = terminal.plan(adapter or [], base, asked)
     if dry_run:
         typer.echo(terminal.dry_run(request, key))
     elif not terminal.serve(request, key, out):

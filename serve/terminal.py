@@ -39,41 +39,19 @@ def parse_adapter(text: str) -> Adapter:
     return read_adapter(expanded(text))
 
 
-def plan(
-    adapters: Sequence[str],
-    *,
-    base: str | None,
-    name: str | None,
-    host: str,
-    port: int,
-    max_model_len: int | None,
-    tensor_parallel_size: int,
-    data_parallel_size: int,
-    runtime_adapters: Path | None,
-    extra: Sequence[str],
-) -> Request:
-    """The request for the command line's options. Raises UsageError or ModelError for what cannot be served."""
-    if extra and not extra[0].startswith("-"):
-        raise UsageError(
-            f"unexpected argument {extra[0]!r}", fix=f"for an adapter: --adapter {shlex.quote(extra[0])}"
-        )
-    if runtime_adapters is not None and not runtime_adapters.is_dir():
-        raise UsageError(f"--allow-runtime-adapters: there is no folder {runtime_adapters}")
+def plan(adapters: Sequence[str], base: str | None, asked: Request) -> Request:
+    """The request `asked`, with these adapters, and their base where none is named. Raises UsageError or ModelError
+    for what cannot be served.
+    """
+    if asked.extra and not asked.extra[0].startswith("-"):
+        first = asked.extra[0]
+        raise UsageError(f"unexpected argument {first!r}", fix=f"for an adapter: --adapter {shlex.quote(first)}")
+    if asked.runtime_adapters is not None and not asked.runtime_adapters.is_dir():
+        raise UsageError(f"--allow-runtime-adapters: there is no folder {asked.runtime_adapters}")
     read = tuple(parse_adapter(text) for text in adapters)
     for adapter in read:
         adapters_base(adapter.folder)
-    return Request(
-        base=common_base(read, base),
-        adapters=read,
-        name=name,
-        host=host,
-        port=port,
-        max_model_len=max_model_len,
-        tensor_parallel_size=tensor_parallel_size,
-        data_parallel_size=data_parallel_size,
-        runtime_adapters=runtime_adapters,
-        extra=tuple(extra),
-    )
+    return replace(asked, base=common_base(read, base), adapters=read)
 
 
 def with_key(request: Request, key: str | None) -> tuple[Request, bool]:
