@@ -221,6 +221,14 @@ async def test_in_a_small_window_the_lakes_can_be_told_apart(tmp_path: Path, siz
         assert all(f"frozen-lake-{how}" in games for how in ("sl", "bi", "4x", "8x"))
 
 
+async def test_in_80_columns_an_agent_is_called_what_the_command_calls_it(tmp_path: Path) -> None:
+    """Two were called `untrained nano: k…` and `frozen-lake: nano…`."""
+    app = PlayApp(resolver(), None, clock=ManualClock(), runs=tmp_path, plays=tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        assert {"│nano:frozen-lake", "│nano:snake"} <= set(text_of(app, "#agents").split())
+
+
 async def test_the_start_screen_prints_no_command_that_does_not_work_and_keeps_help_in_sight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,10 +139,10 @@ def agent_choices(runs: Path) -> list[Choice]:
     """nano before and after training, the trained runs, the references; those first that can play now."""
     missing = missing_extra("adapter")
     choices = [
-        *(Choice(f"nano:{name}", f"{name}: nano trained on it", missing) for name in shipped_adapters()),
-        Choice("nano", "untrained nano: knows the rules, plays badly", missing_extra("nano")),
+        *(Choice(f"nano:{name}", f"nano:{name} (trained)", missing) for name in shipped_adapters()),
+        Choice("nano", "nano (untrained, plays badly)", missing_extra("nano")),
         *run_choices(runs),
-        Choice("optimal", "optimal: perfect play, or a search"),
-        Choice("random", "random moves"),
+        Choice("optimal", "optimal (perfect play, or a search)"),
+        Choice("random", "random"),
     ]
     return sorted(choices, key=lambda choice: choice.missing is not None)
