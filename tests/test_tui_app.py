@@ -16,7 +16,7 @@ from textual.widgets import OptionList, Static
 from msgrpo.game import Game
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.tui.app import PlayApp
-from msgrpo.tui.screens.dialogs import Ask, Help
+from msgrpo.tui.screens.dialogs import HELP, SIGNS, Ask, Help
 from msgrpo.tui.screens.start import PREVIEW_S, StartScreen, command_of
 from msgrpo.tui.session import Setup
 from msgrpo.tui.theme import THEMES
@@ -133,9 +133,15 @@ async def test_help_palette_theme_resize_and_quit(app_of) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await press(pilot, "question_mark")
-        keys = app.screen.query(".help Static").last(Static)
-        assert "how likely the agent was" in str(keys.render())
-        assert keys.size.height == len(str(keys.render()).split("\n"))  # no line is broken in two
+        shown = [static.size.height for static in app.screen.query(".help Static")][1:]
+        assert sum(shown) == len((HELP + SIGNS).splitlines())  # no line is broken in two
+        await pilot.resize_terminal(60, 20)
+        await settle(pilot)
+        signs = app.screen.query(".help Static").last(Static)
+        lines = [strip.text for strip in signs.render_lines(signs.size.region)]
+        assert "how likely the agent was" in lines[0]
+        assert len(lines) > 5
+        assert all(line[:2] == "  " and line[11:13].isspace() for line in lines[1:])  # words stand beside their keys
         await press(pilot, "escape")
         commands = {command.title: command.help for command in app.get_system_commands(app.screen)}
         assert {"Take the seat, or hand it back", "Hint", "Save", "Go to step", "Light or dark"} <= set(commands)

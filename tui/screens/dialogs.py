@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from rich.table import Table
 from rich.text import Text, TextType
 from textual import on
 from textual.app import ComposeResult
@@ -27,6 +28,7 @@ from msgrpo.tui.shades import MUTED
 from msgrpo.tui.widgets.options import Options, laid_out
 
 Answer = TypeVar("Answer")
+KEYS_WIDTH = 12  # columns of the keys in HELP and SIGNS
 HELP = """\
 [bold $primary]Playing[/]
   arrows     or hjkl or wasd: move; a number or a click chooses
@@ -46,7 +48,7 @@ HELP = """\
   enter  t   choose a game;  play this board yourself
   → ←  tab   the next start, the one before;  the other game
 [bold $primary]A run that learns[/] (w on the start screen, msgrpo play --run DIR)
-  space      the film: the same start after every update
+  space      the film: the same start as training goes on
   ← →  ↑ ↓   the update before, after;  groups;  tab: episodes
   g  n  + −  back to the groups;  one step;  the speed
 [bold $primary]Records[/] (o on the start screen, msgrpo view DIR)
@@ -99,11 +101,21 @@ class Help(Dialog[None]):
             box.border_subtitle = "↑ ↓: scroll   esc: close"
             if self.rules:
                 yield Static(Content.styled("The rules\n", "bold $primary") + Content(self.rules + "\n"))
-            parts = re.split(r"^(?=\[bold)", HELP, flags=re.MULTILINE)
+            parts = re.split(r"^(?=\[bold)", HELP, flags=re.MULTILINE)[1:]
             here = f"[bold $primary]{self.first}["
-            yield Static(
-                Content.from_markup("".join(sorted(parts, key=lambda part: not part.startswith(here))) + SIGNS)
-            )
+            for part in [*sorted(parts, key=lambda part: not part.startswith(here)), SIGNS]:
+                heading, *lines = part.splitlines()
+                yield Static(Content.from_markup(heading))
+                yield Static(in_columns(lines))
+
+
+def in_columns(lines: Sequence[str]) -> Table:
+    """Lines of HELP whose words stay beside their keys in a narrow window, too."""
+    columns = Table.grid(padding=(0, 1))
+    columns.add_column(no_wrap=True, min_width=KEYS_WIDTH)
+    for line in lines:
+        columns.add_row(line[:KEYS_WIDTH].rstrip(), line[KEYS_WIDTH:].strip())
+    return columns
 
 
 class Confirm(Dialog[bool]):
