@@ -209,6 +209,14 @@ async def test_verdict_and_endings() -> None:
     assert ending(lost, lost.frames[-1]).startswith(expected[lost.game.outcome])
 
 
+async def test_of_one_agent_in_both_seats_a_sentence_names_the_side() -> None:
+    match = new_match(Setup("snake-duel", "random", "random", seed=2), seat)
+    duel = await finish(match.sessions[0])
+    assert duel.title("snake1") == "random · snake1"
+    assert ending(duel, duel.frames[-1]) == duel.frames[-1].ending
+    assert verdict(match) == "snake1 0 · snake2 -1  —  snake1 wins"
+
+
 async def test_a_sitting_keeps_returns_by_scenario_and_agent() -> None:
     sitting = Sitting()
     session = await finish(solo("optimal"))

@@ -35,7 +35,7 @@ def verdict(match: Match) -> str:
     seats = match.seats()
     if len(seats) < 2 or not match.over:
         return ""
-    names = [match.sessions[i].name(player) for i, player in seats[:2]]
+    names = [match.sessions[i].subject(player) for i, player in seats[:2]]
     lasts = [match.sessions[i].frames[-1] for i, _ in seats[:2]]
     totals = [last.tallies[player].total for last, (_, player) in zip(lasts, seats, strict=False)]
     text = " · ".join(f"{name} {points(total)}" for name, total in zip(names, totals, strict=True))

@@ -356,6 +356,11 @@ class Session:
         own = agent.name if isinstance(agent, (HumanAgent, EmptySeat)) else ""
         return own or self.called.get(agent.spec) or short_name(agent.spec)
 
+    def subject(self, player: str) -> str:
+        """Who a sentence is about: the one who sits there, or, where one agent has both seats, the side."""
+        name = self.name(player)
+        return name if [self.name(one) for one in self.players].count(name) == 1 else self.side(player)
+
 
 @dataclass
 class Sitting:
@@ -410,10 +415,10 @@ def loss(value: float) -> str:
 
 
 def ending(session: Session, frame: Frame) -> str:
-    """How a game ended, in its own words, each player by the name of who sits there; empty while it goes on."""
+    """How a game ended, in its own words, with who sits there for each player; empty while it goes on."""
     text = frame.ending
     for player in session.players:
-        text = re.sub(rf"\b{re.escape(player)}\b", session.name(player).replace("\\", r"\\"), text)
+        text = re.sub(rf"\b{re.escape(player)}\b", session.subject(player).replace("\\", r"\\"), text)
     return text
 
 

@@ -106,7 +106,7 @@ def worth(match: Match, judging: Judging, index: int, *, hint: bool, idle: str, 
     step = session.cursor
     parts: list[str] = []
     for player in session.players:
-        name = f"{session.name(player)}: " if len(session.players) > 1 else ""
+        name = f"{session.subject(player)}: " if len(session.players) > 1 else ""
         last = then = ""
         before, now = judging.of(index, step - 1, player), judging.of(index, step, player)
         turn = session.frame.turns.get(player)
