@@ -1,4 +1,4 @@
-"""`msgrpo play`."""
+"""`msgrpo play` and `msgrpo view`."""
 
 from __future__ import annotations
 

@@ -30,6 +30,11 @@ def once_drawn(widget: Widget, call: Callable[[], object]) -> None:
     widget.call_after_refresh(_while_standing(widget, call))
 
 
+def once_laid_out(widget: Widget, call: Callable[[], object]) -> None:
+    """Call once what has changed has its final layout, which takes a second refresh."""
+    once_drawn(widget, lambda: once_drawn(widget, call))
+
+
 def soon(widget: Widget, call: Callable[[], object]) -> None:
     """Call once what is queued before it is done, unless the screen is being taken away by then."""
     widget.call_later(_while_standing(widget, call))

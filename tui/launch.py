@@ -62,15 +62,14 @@ def setup(
             f"{shown} is only shown, and nothing new is played in it; {' and '.join(given)} would be for a new game",
             fix=f"leave out {' and '.join(given)}, or leave out {shown} and play",
         )
-    if scenario is None and shown is None:
-        given += ["--agent"] * bool(agent) + ["--temperature"] * (temperature != 1)
+    if scenario is None:
+        if shown is None:
+            given += ["--agent"] * bool(agent) + ["--temperature"] * (temperature != 1)
         if given:
             raise UsageError(
                 f"{' and '.join(given)} would be for a game, and none is named",
                 fix=f"name one, as in: msgrpo play snake {given[0]} …   (or leave it out, and choose in the app)",
             )
-        return None
-    if scenario is None:
         return None
     game = get_scenario(scenario)
     agent = agent or usual(game)

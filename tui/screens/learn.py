@@ -20,7 +20,7 @@ from textual_plotext import PlotextPlot
 
 from msgrpo.errors import MsgrpoError
 from msgrpo.text import counted
-from msgrpo.tui.clock import Cancel, once_drawn
+from msgrpo.tui.clock import Cancel, once_drawn, once_laid_out
 from msgrpo.tui.host import Host, host
 from msgrpo.tui.learning import Learning
 from msgrpo.tui.pace import Pace
@@ -95,9 +95,8 @@ class LearnScreen(Screen[None]):
         else:
             self.show_run()
             self.pace.later()
-        self.app.theme_changed_signal.subscribe(
-            self, lambda _: self.show_run()
-        )  # the curve's colours are the theme's
+        # the curve's colours are the theme's
+        self.app.theme_changed_signal.subscribe(self, lambda _: self.show_run())
         self.look_again()
 
     def on_resize(self) -> None:
@@ -154,11 +153,8 @@ class LearnScreen(Screen[None]):
 
     def show_board(self) -> None:
         run, box = self.run, self.query_one("#episode")
-        board, said, listed = (
-            self.query_one(BoardView),
-            self.query_one("#said", Static),
-            self.query_one("#turns", Static),
-        )
+        board = self.query_one(BoardView)
+        said, listed = self.query_one("#said", Static), self.query_one("#turns", Static)
         box.border_title = self.episode_title()
         box.set_class(run.filming, "filming")
         if isinstance(self.session, str):
@@ -223,10 +219,10 @@ class LearnScreen(Screen[None]):
             self.pace.later()
 
     def picture(self) -> None:
-        """Record what is there once it has its final layout, which takes a second refresh."""
+        """Record what is there once it is laid out."""
         if self.host.record:
             self._untaken += 1
-            once_drawn(self, lambda: once_drawn(self, self.take))
+            once_laid_out(self, self.take)
 
     def take(self) -> None:
         self._untaken -= 1
@@ -257,7 +253,7 @@ class LearnScreen(Screen[None]):
         """The last scene has been played; an app that nobody looks at ends."""
         self.pace.playing = False
         self.show_run()
-        once_drawn(self, lambda: once_drawn(self, self.host.game_over))
+        once_laid_out(self, self.host.game_over)
 
     def action_update(self, by: int) -> None:
         try:

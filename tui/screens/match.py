@@ -19,7 +19,7 @@ from msgrpo.prompt import Prompt
 from msgrpo.tui.agents import HUMAN, HumanAgent, LazyAgent
 from msgrpo.tui.asking import Asking
 from msgrpo.tui.choices import introduced
-from msgrpo.tui.clock import Cancel, after, once_drawn, stands
+from msgrpo.tui.clock import Cancel, after, once_drawn, once_laid_out, stands
 from msgrpo.tui.drawing import Drawing
 from msgrpo.tui.host import Host, host
 from msgrpo.tui.judging import Judging
@@ -139,11 +139,11 @@ class MatchScreen(Screen[None]):
         self.host.keep_recording(self.recording)
 
     def picture(self) -> None:
-        """Record what is there once what was shown last has its final layout, which takes a second refresh."""
+        """Record what is there once what was shown last is laid out."""
         if not self.host.record:
             return
         self._untaken += 1
-        once_drawn(self, lambda: once_drawn(self, self.take))
+        once_laid_out(self, self.take)
 
     def ended(self, trouble: str = "") -> None:
         """Nothing more comes by itself, once the last picture is taken."""
@@ -155,7 +155,7 @@ class MatchScreen(Screen[None]):
         if self.host.unattended and self._untaken:
             after(self, SOON_S, lambda: self._over(trouble))
         else:
-            once_drawn(self, lambda: once_drawn(self, lambda: self.host.game_over(trouble)))
+            once_laid_out(self, lambda: self.host.game_over(trouble))
 
     @while_standing
     def take(self, drawn: bool = False) -> None:
@@ -164,7 +164,7 @@ class MatchScreen(Screen[None]):
             after(self, SOON_S, lambda: once_drawn(self, self.take))
             return
         if self.host.unattended and not drawn:
-            once_drawn(self, lambda: once_drawn(self, lambda: self.take(drawn=True)))
+            once_laid_out(self, lambda: self.take(drawn=True))
             return
         self._untaken -= 1
         self.recording.take(self, self.host.clock.now())

@@ -234,6 +234,7 @@ class StartScreen(Screen[None]):
     def show_game(self) -> None:
         name, board, rules = self.chosen("games"), self.query_one(BoardView), self.query_one("#rules", Clipped)
         self._previewed = self._preview = None
+        board.display = False
         try:
             scenario, game, shown, seen = None, None, None, ""
             if name != YOURS and not runs_code(name):
@@ -242,11 +243,9 @@ class StartScreen(Screen[None]):
                 with games_code(name):
                     shown, seen = shown_board(game), game.observe(game.to_move[0])
         except MsgrpoError as error:
-            board.display = False
             rules.show(Content(str(error)))
             return
         self._offer_ways(ways_of(scenario, live=bool(shown and shown.facing)))
-        board.display = False
         if scenario is None:
             rules.show(
                 Content(OWN if name == YOURS else f"{name}\n\nenter loads it: its code runs, and the game opens")

@@ -20,10 +20,8 @@ from msgrpo.tui.widgets.text import Text, lines
 
 NARROWEST, AROUND, ABOVE = 30, 4, 2  # columns of a lane; columns and rows of its border and padding
 BETWEEN = "   "  # two signs of the legend
-WORTH, LETTERS = (
-    2,
-    150,
-)  # lines for what the last move and the position are worth; letters of it for each player where there is room
+# Lines for what the last move and the position are worth; letters of it for each player where there is room.
+WORTH, LETTERS = 2, 150
 CHIPS = {
     "head-1": "$snake-1",
     "body-1": "$snake-body-1",
@@ -152,17 +150,16 @@ class Lane(Vertical):
 
 
 def legend(board: Board | None, width: int) -> Content:
-    """What the signs that are on the board mean; a snake's head and body are one entry, and the
-    white and the black piece of a kind.
+    """What the signs that are on the board mean; a snake's head and body are one entry, and the white and the black
+    piece of a kind.
 
     In lines of so many columns: a sign and its name stay together, which Textual would part at any blank.
     """
     if board is None:
         return Content("")
     shown: dict[str, Content] = {}
-    there: dict[
-        str, dict[str, Place]
-    ] = {}  # sign -> what it means, in each of its colours -> a place where it stands
+    # sign -> what it means, in each of its colours -> a place where it stands
+    there: dict[str, dict[str, Place]] = {}
     for y, row in enumerate(board.cells):
         for x, glyph in enumerate(row):
             there.setdefault(glyph, {}).setdefault(board.named((y, x)), (y, x))

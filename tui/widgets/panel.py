@@ -210,9 +210,8 @@ class AgentPanel(Widget):
     def _follow(self) -> None:
         """Keep the end of the words in sight, once they do not fit; a person may scroll back meanwhile."""
         scroll = self.query_one(Words)
-        if (
-            scroll.max_scroll_y > 0 and not self._following and self._begun is None
-        ):  # a text that fits would be put at the bottom
+        too_long = scroll.max_scroll_y > 0  # a text that fits would be put at the bottom
+        if too_long and not self._following and self._begun is None:
             scroll.anchor()
             self._following = True
 
@@ -222,7 +221,7 @@ class AgentPanel(Widget):
         words.scroll_relative(y=pages * max(1, words.size.height - 1), animate=False)
 
     def say(self, text: str, kind: str = "note") -> None:
-        """The status line: `note`, `turn` (yours), `wait`, `end` or `error`; empty text clears it."""
+        """The status line, whose `kind` (of `status`) colours it; empty text clears it."""
         status = self.query_one(".status", Text)
         if kind not in status.classes:
             status.set_classes(f"status {kind}")
