@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -330,6 +331,27 @@ def test_what_a_person_has_played_as_text_is_kept_where_the_other_agent_fails(
         play_plain(Setup("frozen-lake", "human", "s", seed=3), lambda spec: failing, Console(file=io.StringIO()))
     (kept,) = read_episodes(BY_HAND)
     assert [turn.action for turn in kept.turns] == ["up"]
+
+
+def test_ctrl_c_ends_a_game_with_typed_moves_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first one did nothing: it was heard only after a line had been typed."""
+    monkeypatch.chdir(tmp_path)
+    lines = iter(["right", "left"])
+
+    def typed(prompt: str) -> str:
+        move = next(lines)
+        if move == "left":
+            signal.raise_signal(signal.SIGINT)
+        return move
+
+    monkeypatch.setattr("builtins.input", typed)
+    with pytest.raises(KeyboardInterrupt):
+        play_plain(Setup("frozen-lake", "human"), lambda spec: AGENTS[spec](), Console(file=io.StringIO()))
+    (kept,) = read_episodes(BY_HAND)
+    assert [turn.action for turn in kept.turns] == ["right"]
+    assert capsys.readouterr().out == "\n"
 
 
 def test_a_record_is_replayed_as_text_and_a_changed_one_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
@@ -155,7 +156,7 @@ def ask_person(session: Session, player: str) -> str:
     legal = session.game.legal(player)
     while True:
         try:
-            typed = input(f"{session.side(player) or 'your move'}> ").strip()
+            typed = line(f"{session.side(player) or 'your move'}> ").strip()
         except EOFError:
             raise LeftError from None
         if typed == "q" and "q" not in legal:
@@ -167,6 +168,18 @@ def ask_person(session: Session, player: str) -> str:
         if len(actions) == 1:
             return actions[0]
         print(f"{typed!r} is {'no move' if not actions else 'more than one move'}: {', '.join(actions or legal)}")
+
+
+def line(prompt: str) -> str:
+    """A line that is typed. Ctrl-C ends it at once: asyncio's own handler would have it wait for enter."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return input(prompt)
+    except KeyboardInterrupt:
+        print()  # what follows stands on a line of its own
+        raise
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def meant(typed: str, legal: Sequence[str], others: Mapping[str, str] | None = None) -> list[str]:
