@@ -207,6 +207,8 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
 def _check_runs(study: Study, *, begun: bool) -> None:
     """Raise MsgrpoError for what would end a run of an arm at its beginning, when those of others have run."""
     with needs("msgrpo lab", "train"):
+        import torch
+
         from msgrpo.models.loading import load_base
         from msgrpo.train.loop import check_choices
         from msgrpo.train.ranks import ALONE
@@ -222,7 +224,7 @@ def _check_runs(study: Study, *, begun: bool) -> None:
             installed_engine()
         Players.of(config, ALONE)
     if not begun:  # a finished study shows its report where its base is gone
-        load_base(study.config(next(iter(study.arms)), 0).base)
+        load_base(study.config(next(iter(study.arms)), 0).base, device=torch.device("cpu"))
 
 
 def _check_test(study: Study) -> None:
