@@ -24,6 +24,7 @@ from msgrpo.train import update
 from msgrpo.train.config import MicroBatching, make_config
 from msgrpo.train.engines.contract import MOST_APART
 from msgrpo.train.groups import Group
+from msgrpo.train.loop import Made
 from msgrpo.train.metrics import describe
 from msgrpo.train.policy import Policy
 from msgrpo.train.ranks import ALONE
@@ -176,10 +177,15 @@ def test_describe_counts_turns_episodes_and_players_each_by_their_own_number() -
 
 def test_later_updates_are_not_expected_to_play_several_updates_ahead_as_the_first_does() -> None:
     first = Rollouts([], [], [], [], 0, 0, played_s=10.0, waited_s=40.0)  # its own rollouts, then those of three more
-    assert first.pace(45.0, update_s=5.0, ahead=3, here=True) == 15.0
-    assert first.pace(15.0, update_s=5.0, ahead=3, here=False) == 10.0
-    assert first.pace(15.0, update_s=12.0, ahead=3, here=False) == 12.0
-    assert first.pace(17.0, update_s=5.0, ahead=0, here=True) == 17.0
+    model: Any = None
+    for rollouts, took, learning, later in (
+        ("hf(ahead=3)", 45.0, 5.0, 15.0),
+        ("vllm(ahead=3)", 15.0, 5.0, 10.0),
+        ("vllm(ahead=3)", 15.0, 12.0, 12.0),
+        ("hf", 17.0, 5.0, 17.0),
+    ):
+        made = Made(first, [], model, took, {"time/update": learning})
+        assert made.pace(make_config(settings=[f"rollouts={rollouts}"])) == later
 
 
 class Stub:

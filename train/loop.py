@@ -113,14 +113,12 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
         sinks = open_folder(out, config, run.step, report, logs) if ranks.first else Sinks(report, [], [])
         if ranks.first:
             run.rewrite_adapter()
-        first_update, film = run.step, Film(out, trainer.players)
+        first, film = run.step, Film(out, trainer.players)
         stopping = stop_requests(report.stopping, cluster.stopping)
         with closing(sinks), closing(RolloutSource(trainer.players, weights.memory)) as source, stopping as stop:
-            while True:
-                step = run.step
-                try:
-                    if stop.agreed(ranks):
-                        break
+            try:
+                while not stop.agreed(ranks):
+                    step = run.step
                     if evaluations.due(step):
                         with stop.abandonable():
                             row = evaluations.at(step, model, report)
@@ -131,30 +129,23 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                     if step == config.steps:
                         break
                     with stop.abandonable():
-                        began = time.perf_counter()
-                        rollouts = trainer.play(source, run.progress, model)
-                        picked, stats = trainer.learn(rollouts, step)
-                        model = engine.load(step + 1)
-                    seconds = time.perf_counter() - began
-                    total = {"time/total": run.progress.seconds + seconds}
-                    sinks.update(step + 1, describe(rollouts) | stats | total)
-                    check_mismatch(stats)  # after its row is written: `msgrpo doctor` shows it
-                    run.advance(rollouts, seconds)
-                    if run.step == first_update + 1:
-                        lasting = rollouts.pace(
-                            seconds, stats["time/update"], ahead=config.ahead, here=config.plays_here
-                        )
-                        report.note(evaluations.forecast(run.step, lasting))
+                        made = trainer.update(source, engine, run.progress, model)
+                    model = made.model
+                    sinks.update(step + 1, made.figures)
+                    check_mismatch(made.figures)  # after its row is written: `msgrpo doctor` shows it
+                    run.advance(made.rollouts, made.seconds)
+                    if step == first:
+                        report.note(evaluations.forecast(run.step, made.pace(config)))
                     if ranks.first:
-                        _keep(out, trainer, run, rollouts, picked)
-                except StopRequested:
-                    break
-                except Exception:  # of servers, of the disk, of games, of a choice of one's own
-                    if ranks.first:
-                        run.save()
-                        if cluster.stopping is None:  # on a cluster the ranks begin again
-                            report.note(f"kept: {counted(run.saved, 'update')}; {how_to_go_on(out, logs=logs)}")
-                    raise
+                        _keep(out, trainer, run, made)
+            except StopRequested:
+                pass  # it is asked for below
+            except Exception:  # of servers, of the disk, of games, of a choice of one's own
+                if ranks.first:
+                    run.save()
+                    if cluster.stopping is None:  # on a cluster the ranks begin again
+                        report.note(f"kept: {counted(run.saved, 'update')}; {how_to_go_on(out, logs=logs)}")
+                raise
             if stop.asked is not None:
                 if ranks.first:
                     run.save()
@@ -163,13 +154,13 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
     return finish(out, config, run.progress, evaluations, more) if ranks.first else {}
 
 
-def _keep(out: Path, trainer: Trainer, run: RunState, rollouts: Rollouts, picked: Sequence[Picked]) -> None:
+def _keep(out: Path, trainer: Trainer, run: RunState, made: Made) -> None:
     """What an update that has ended leaves in the run's folder: files to look at, and where due a checkpoint."""
-    if rollouts.lost:
-        trainer.report.note(f"update {run.step}: {left_out(rollouts.lost)}")
-    run_log.write_update(out, watched(run.step, rollouts, picked))
+    if made.rollouts.lost:
+        trainer.report.note(f"update {run.step}: {left_out(made.rollouts.lost)}")
+    run_log.write_update(out, watched(run.step, made.rollouts, made.picked))
     if run.step % trainer.config.checkpoint_every == 0 or run.step == trainer.config.steps:
-        write_transcripts(out, rollouts.episodes)  # first: what a checkpoint holds is not done again
+        write_transcripts(out, made.rollouts.episodes)  # first: what a checkpoint holds is not done again
         run.save()
 
 
@@ -181,6 +172,28 @@ class Cluster:
     stopping: StopAsked | None = None
     again: bool = False  # it has begun before, and who trained then may be cut off and not have noticed it yet
     address: str | None = None  # of the cluster, as a person named it
+
+
+@dataclass(frozen=True)
+class Made:
+    """An update: what it learned from, the new version of the policy as it plays, and the figures of its row."""
+
+    rollouts: Rollouts
+    picked: Sequence[Picked]
+    model: LanguageModel
+    seconds: float
+    figures: dict[str, float]
+
+    def pace(self, config: TrainConfig) -> float:
+        """How long each later update will take, where this was the first.
+
+        With `ahead` it waited for its own rollouts and, played here, for those of `ahead` more; later ones need one
+        each, played before they learn or, by servers, beside it.
+        """
+        play_s, learn_s = self.rollouts.played_s, self.figures["time/update"]
+        if not config.ahead:
+            return self.seconds
+        return play_s + learn_s if config.plays_here else max(play_s, learn_s)
 
 
 @dataclass
@@ -200,10 +213,17 @@ class Trainer:
         """Which update is being made, for the display."""
         return f"update {step + 1} of {self.config.steps}"
 
-    def play(self, source: RolloutSource, done: Progress, model: LanguageModel) -> Rollouts:
-        """The rollouts of the update after those that are `done`, at the temperature that the weights have now."""
-        sampling = self.config.sampling.model_copy(update={"temperature": self.weights.temperature})
-        return source.next(done.step, done.next_start, model, sampling, counter(self.report, self.now(done.step)))
+    def update(self, source: RolloutSource, engine: Engine, done: Progress, model: LanguageModel) -> Made:
+        """The update after those that are `done`: play by `model`, learn, and load the version that comes of it."""
+        began = time.perf_counter()
+        sampling = self.config.sampling.model_copy(update={"temperature": self.weights.temperature})  # adapted
+        ended = counter(self.report, self.now(done.step))
+        rollouts = source.next(done.step, done.next_start, model, sampling, ended)
+        picked, stats = self.learn(rollouts, done.step)
+        model = engine.load(done.step + 1)
+        seconds = time.perf_counter() - began
+        figures = describe(rollouts) | stats | {"time/total": done.seconds + seconds}
+        return Made(rollouts, picked, model, seconds, figures)
 
     def learn(self, rollouts: Rollouts, step: int) -> tuple[list[Picked], dict[str, float]]:
         """Select the episodes that teach, update on their turns, and say how long each part took."""

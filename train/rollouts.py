@@ -307,16 +307,6 @@ class Rollouts:
     def all_episodes(self) -> list[Episode]:
         return [*self.episodes, *self.further]
 
-    def pace(self, seconds: float, update_s: float, *, ahead: int, here: bool) -> float:
-        """How long each later update will take, where the first took `seconds` and learning `update_s` of them.
-
-        With `ahead` the first waits for rollouts of its own and, played here, for those of `ahead` more; later ones
-        need one each, played before they learn or, by servers, beside it.
-        """
-        if not ahead:
-            return seconds
-        return self.played_s + update_s if here else max(self.played_s, update_s)
-
 
 Played = tuple[list[Episode], float]  # one rank's episodes, and how long they took
 
