@@ -42,7 +42,7 @@ from msgrpo.episode import read_episodes
 from msgrpo.errors import RunError, UsageError, first_fault, nearest
 from msgrpo.evals.match import points_of
 from msgrpo.evals.request import check_repeatable, playable_by
-from msgrpo.evals.suites import SUITE_VERSION
+from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.extras import needs
 from msgrpo.files import open_lock, read_regular, replace_json, replace_text
 from msgrpo.games import get_scenario
@@ -224,13 +224,14 @@ def _check_runs(study: Study, *, begun: bool) -> None:
             installed_engine()
         Players.of(config, ALONE)
     if not begun:  # a finished study shows its report where its base is gone
-        load_base(study.config(next(iter(study.arms)), 0).base, device=torch.device("cpu"))
+        load_base(config.base, device=torch.device("cpu"))  # the runs need the GPU's memory
 
 
 def _check_test(study: Study) -> None:
     """Raise MsgrpoError for a test that could not be played when all has been trained."""
     scenario = get_scenario(names_of(study.scenario)[0])
     check_repeatable([scenario])
+    episode_seeds(scenario, study.test_episodes)  # GameFaultError where a start cannot be looked at
     if (opposite := study.opponent()) is not None:
         playable_by(make_agent(opposite), [scenario])
 
