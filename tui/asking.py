@@ -128,12 +128,8 @@ class Asking:
 
     def people(self) -> list[tuple[int, str, HumanAgent]]:
         """The people whose move is waited for."""
-        names = []
-        for index, player in self._match.waiting():
-            agent = self._match.sessions[index].agents[player]
-            if isinstance(agent, HumanAgent) and agent.waiting:
-                names.append((index, player, agent))
-        return names
+        waiting = ((*seat, self._match.sessions[seat[0]].agents[seat[1]]) for seat in self._match.waiting())
+        return [(i, player, agent) for i, player, agent in waiting if isinstance(agent, HumanAgent) and agent.waiting]
 
     def only_people(self) -> bool:
         """Whether nobody but people is waited for; also where nobody is."""

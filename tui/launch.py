@@ -29,7 +29,7 @@ from msgrpo.tui.learning import SIGNS, Learning, sign
 from msgrpo.tui.match import new_match, usual
 from msgrpo.tui.recording import Recording
 from msgrpo.tui.records import EVERYBODY, FILTERS, NAMES, Records
-from msgrpo.tui.scenes import scale_of, scene_sign, scenes_mean
+from msgrpo.tui.scenes import scale_of, scene_legend, scene_sign
 from msgrpo.tui.series import Series
 from msgrpo.tui.session import LIVE_SPEED, SPEED, Session, Setup
 from msgrpo.tui.showcase import Showcase
@@ -369,7 +369,7 @@ def print_run(run: Learning, console: Console) -> None:
         results = [one for _, one in run.film.results()]
         signs = "".join(scene_sign(one, *scale_of(results))[0] for one in results)
         after = ", ".join(map(str, run.film.steps))
-        lines.append(f"film: one start after {after} updates: {signs}   {scenes_mean(results)}")
+        lines.append(f"film: one start after {after} updates: {signs}   {scene_legend(results)}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 

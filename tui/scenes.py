@@ -142,7 +142,7 @@ def scene_sign(one: Episode | str, low: float, high: float) -> tuple[str, str]:
     return "▁▂▃▄▅▆▇█"[round(7 * share)], "$text-success"
 
 
-def scenes_mean(results: Sequence[Episode | str]) -> str:
+def scene_legend(results: Sequence[Episode | str]) -> str:
     """What the signs of the scenes stand for."""
     if any(not isinstance(one, str) and has_goal(one) for one in results):
         return "★ goal, × missed"

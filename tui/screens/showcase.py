@@ -8,7 +8,6 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 
 from msgrpo.tui.agents import HUMAN
-from msgrpo.tui.clock import Cancel
 from msgrpo.tui.match import Match
 from msgrpo.tui.screens.dialogs import Help
 from msgrpo.tui.screens.match import MatchScreen
@@ -42,7 +41,6 @@ class ShowcaseScreen(MatchScreen):
         specs = [spec for session in sessions for spec in session.episode.agents.values()]
         super().__init__(Match(sessions), Setup(pair.scenario, specs[0], specs[1], pair.before.start_seed))
         self.showcase = showcase
-        self._next: Cancel | None = None
         self._held = False  # it played when another screen came over it
 
     def banner(self) -> str:

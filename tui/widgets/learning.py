@@ -11,7 +11,7 @@ from msgrpo.agent import thought
 from msgrpo.episode import Turn
 from msgrpo.run_log import Member
 from msgrpo.tui.learning import Learning, measured, sign
-from msgrpo.tui.scenes import learner_of, scale_of, scene_sign, scenes_mean
+from msgrpo.tui.scenes import learner_of, scale_of, scene_legend, scene_sign
 from msgrpo.tui.session import Session, points
 from msgrpo.tui.shades import MUTED
 
@@ -131,8 +131,7 @@ def scenes(run: Learning, width: int) -> Content:
     for place, one in enumerate(results):
         sign, colour = scene_sign(one, low, high)
         line += Content.styled(sign, f"{'reverse ' if place == run.film.place else ''}{colour}")
-    means = scenes_mean(results)
-    title = f"start {run.film.start + 1} of {run.film.starts}: {means}"
+    title = f"start {run.film.start + 1} of {run.film.starts}: {scene_legend(results)}"
     return Content.styled(title + "\n", MUTED) + line
 
 
