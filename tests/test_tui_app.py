@@ -34,11 +34,12 @@ from tests.tui_helpers import (
 )
 
 
-async def test_ctrl_c_says_in_plain_words_what_ends_the_app(app_of) -> None:
+async def test_ctrl_c_says_in_plain_words_and_once_what_ends_the_app(app_of) -> None:
+    """Held down it covered the board with the same words."""
     app = app_of(Setup("snake", "human"))
     async with app.run_test() as pilot:
         await settle(pilot)
-        await press(pilot, "ctrl+c")
+        await press(pilot, "ctrl+c", "ctrl+c")
         assert [(note.title, note.message) for note in app._notifications] == [("", "ctrl+q ends the app.")]
 
 

@@ -138,8 +138,13 @@ class PlayApp(App[None]):
         timeout: float | None = None,
         markup: bool = True,
     ) -> None:
-        """Messages quote names, files and models: brackets in them are brackets, and nothing drives the terminal."""
-        super().notify(printable(message), title=title, severity=severity, timeout=timeout, markup=False)
+        """Messages quote names, files and models: brackets in them are brackets, and nothing drives the terminal.
+
+        What stands there is not said again: the messages of a key that is held down would cover the board.
+        """
+        text = printable(message)
+        if text not in [shown.message for shown in self._notifications]:
+            super().notify(text, title=title, severity=severity, timeout=timeout, markup=False)
 
     @staticmethod
     def _missing(setup: Setup) -> str | None:
