@@ -21,11 +21,11 @@ from msgrpo.episode import GAME_FAULT, Episode, read_episodes
 from msgrpo.errors import RecordError, first_fault
 from msgrpo.evals.suites import MOST, MOST_COUNTED, SUITE_VERSION, EpisodeSeeds, HeldOut
 from msgrpo.files import open_lock, replace_text
-from msgrpo.games.retold import SIGN
+from msgrpo.games import may_load
 from msgrpo.run_log import METRICS, TRANSCRIPTS
 from msgrpo.specs import is_anothers
 from msgrpo.text import Clean, printable_data
-from msgrpo.trust import check_named, is_allowed, names_code
+from msgrpo.trust import check_named
 
 RUN_FILE = "run.json"
 OF_TRAINING = (METRICS, TRANSCRIPTS)
@@ -64,12 +64,7 @@ def check_games(paths: Sequence[Path], command: str) -> None:
     """
     first = [next(read_episodes(file), None) for file in records_in(paths)]
     games = dict.fromkeys(episode.scenario for episode in first if episode is not None)
-    strange = [
-        ("the game", name)
-        for name in filter(names_code, games)
-        if not (is_allowed(name) or is_allowed(name.rpartition(SIGN)[0]))  # the plain game of a retelling
-    ]
-    check_named(strange, "a record", command)
+    check_named([("the game", name) for name in games if not may_load(name)], "a record", command)
 
 
 def holds_episodes(out: Path) -> bool:

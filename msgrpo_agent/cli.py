@@ -259,6 +259,9 @@ def export(
         return
     if dtype is not None:
         raise UsageError(f"--dtype is for the weights of a run, and --to {to} writes none")
+    from msgrpo.evals.record import check_games
+
+    check_games(folders, shlex.join(sys.argv[1:]))
     with ending_as_interrupt():
         done = interchange.export(folders, to, out_dir)
     for note in done.notes:

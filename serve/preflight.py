@@ -38,7 +38,7 @@ def install_commands(engine: Engine) -> str:
         return install_command("serve")
     return (
         "this machine has no GPU, so (in this order):\n"
-        "    pip install torch==2.13.0   # the CPU build, from PyTorch's CPU index\n"
+        "    install torch 2.13.0 as a CPU build (https://pytorch.org/get-started/locally/ has the command)\n"
         f"    {install_command('serve-cpu')}\n"
         f"    {_IMPORT_FIX}   # they may arrive as CUDA builds, which break the import"
     )

@@ -208,6 +208,11 @@ def test_training_takes_the_same_template_and_the_adapter_is_asked_with_it(tmp_p
     (tmp_path / "config.json").write_text('{"prompt": {"of a later version": 1}}')
     with pytest.raises(ModelError, match="nobody knows how the adapter was asked"):  # it was asked as usual
         trained_as(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()  # as a file that nobody may read; a copy would not help
+    with pytest.raises(ModelError, match="cannot be read, so nobody knows") as unread:
+        trained_as(tmp_path)
+    assert unread.value.fix is None
     file = tmp_path / "h.toml"
     file.write_text("history = 1")
     with pytest.raises(UsageError, match="history"):

@@ -174,9 +174,17 @@ def test_a_game_without_a_reference_player_hides_no_other_agents_result(tmp_path
     assert not (tmp_path / "f").exists()
 
 
-@pytest.mark.parametrize("reader", ["leaderboard", "verify"])
+@pytest.mark.parametrize(
+    "reader",
+    [
+        ["leaderboard", "--json"],
+        ["verify"],
+        ["view", "--html", "page.html"],
+        ["export", "--to", "inspect", "--out", "logs"],
+    ],
+)
 def test_of_a_record_of_two_games_both_are_named_with_the_command(
-    reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reader: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One was named after the other, each with a command that ended in `…`."""
     for folder in ("one", "two"):
@@ -184,7 +192,8 @@ def test_of_a_record_of_two_games_both_are_named_with_the_command(
         eval_here(tmp_path / "e", agents=["random"], scenarios=[odd_game(tmp_path / folder)], episodes=1)
     monkeypatch.setattr(trust, "_allowed", set())
     one, two = (f"{tmp_path / folder / 'odd.py'}:scenario" for folder in ("one", "two"))
-    command_line = [reader, str(tmp_path / "e"), *(["--json"] if reader == "leaderboard" else [])]
+    monkeypatch.chdir(tmp_path)
+    command_line = [*reader, "e"]
     for allowed in ([], ["--allow", one]):
         monkeypatch.setattr("sys.argv", ["msgrpo", *allowed, *command_line])
         refused = invoked(*allowed, *command_line).exception

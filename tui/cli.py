@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,9 @@ def view(
     from msgrpo.tui import launch
 
     if html is not None:
+        from msgrpo.evals.record import check_games
+
+        check_games([folder], shlex.join(sys.argv[1:]))
         launch.write_page(folder, html, episodes)
         out.print(f"{html}", highlight=False, markup=False, soft_wrap=True)
         return

@@ -54,12 +54,17 @@ def get_scenario(name: str) -> Scenario:
     return scenario
 
 
+def may_load(name: str) -> bool:
+    """Whether to load this game runs no code from outside, or a person has named it, or the game that it retells."""
+    return not names_code(name) or is_allowed(name) or is_allowed(name.rpartition(SIGN)[0])
+
+
 def recorded_scenario(name: str) -> Scenario:
     """The scenario that a record names: ours, an installed package's, or one that a person has named themselves.
 
     A record may come from anywhere, and to load a game from outside is to run its code. Raises UsageError.
     """
-    if names_code(name) and not is_allowed(name.rpartition(SIGN)[0]) and not is_allowed(name):
+    if not may_load(name):
         raise UsageError(
             f"a record is of the game {name!r}, which is not msgrpo's own; it is not loaded because a record says so",
             fix=f"if you trust that file: msgrpo --allow {shlex.quote(name)} …",

@@ -8,12 +8,14 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from msgrpo.errors import ModelError, first_fault
+from msgrpo.errors import ModelError, first_fault, first_line, of_the_machine
 from msgrpo.files import expanded, is_file, read_regular
 from msgrpo.models.headers import small_config
 from msgrpo.models.paths import NANO
 from msgrpo.prompt import USUAL, Asked
+from msgrpo.run_log import CONFIG
 
+ASKED_IN_TRAINING = "the adapter was asked in training"
 TAUGHT = "taught.json"  # beside what `teach` or `export` wrote: how it is asked, and how it was taught
 
 
@@ -35,10 +37,7 @@ def taught_as(base: str) -> Taught | None:
         return Taught.model_validate_json(small_config(expanded(file)))
     except (OSError, ValidationError) as error:
         reason = first_fault(error, "the file") if isinstance(error, ValidationError) else error
-        raise ModelError(
-            f"{file} is damaged, so nobody knows how the base was asked when it was taught: {reason}",
-            fix="copy the folder again; or remove the file to have the base asked as usual",
-        ) from error
+        raise _unknown(file, "the base was asked when it was taught", error, reason) from error
 
 
 def trained_as(folder: Path) -> Asked:
@@ -49,22 +48,25 @@ def trained_as(folder: Path) -> Asked:
     try:
         return Asked.model_validate(settings)
     except ValidationError as error:
-        raise _damaged(folder, first_fault(error, "prompt")) from error
+        raise _unknown(folder / CONFIG, ASKED_IN_TRAINING, error, first_fault(error, "prompt")) from error
 
 
 def run_settings(folder: Path) -> dict[str, Any]:
     """The settings of an adapter's training; empty for one that was trained elsewhere."""
     try:
-        config = from_json(read_regular(folder / "config.json"))
+        config = from_json(read_regular(folder / CONFIG))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise _damaged(folder, error) from error
+        raise _unknown(folder / CONFIG, ASKED_IN_TRAINING, error, error) from error
     return config if isinstance(config, dict) else {}
 
 
-def _damaged(folder: Path, why: object) -> ModelError:
+def _unknown(file: Path, how: str, error: Exception, reason: object) -> ModelError:
+    """What to raise for a file that does not say how a model is to be asked."""
+    if of_the_machine(error):
+        return ModelError(f"{file} cannot be read, so nobody knows how {how}: {first_line(error)}")
     return ModelError(
-        f"{folder}/config.json is damaged, so nobody knows how the adapter was asked in training: {why}",
-        fix="copy the run again; or remove the file to have it asked as usual",
+        f"{file} is damaged, so nobody knows how {how}: {reason}",
+        fix="copy the folder again; or remove the file to have the model asked as usual",
     )

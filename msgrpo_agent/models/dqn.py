@@ -134,4 +134,6 @@ def read_card(folder: Path) -> dict[str, Any]:
             raise ValueError("no board, and no network, has such a size")
         return needed
     except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder / CARD} is damaged") from error
+        raise ModelError(
+            f"{folder / CARD} is damaged: {type(error).__name__} {first_line(error)}", fix="copy the run again"
+        ) from error
