@@ -274,7 +274,7 @@ def test_without_vllm_the_message_has_the_commands_for_this_machine(
     assert caught.value.fix is not None
     steps = [line.split("#")[0].strip() for line in caught.value.fix.splitlines()[1:]]
     assert steps == [
-        "pip install torch==2.13.0",
+        "install torch 2.13.0 as a CPU build (https://pytorch.org/get-started/locally/ has the command)",
         install_command("serve-cpu"),
         "pip uninstall -y torchvision torchaudio torchcodec",
     ]
@@ -447,7 +447,7 @@ def test_an_adapter_of_which_nobody_knows_how_to_ask_it_is_not_served(
     code, _, errors = msgrpo(monkeypatch, capsys, "serve", "--adapter", str(folder))
     assert code == 2
     assert "nobody knows how the adapter was asked in training" in errors
-    assert "remove the file to have it asked as usual" in errors
+    assert "remove the file to have the model asked as usual" in errors
 
 
 def test_adapters_are_listed_for_people_and_machines(

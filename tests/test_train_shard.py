@@ -70,7 +70,7 @@ def test_the_canary_proves_at_all_ranks(measured: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"rollouts": "hf"}, "needs rollouts by vLLM"),
+        ({"rollouts": "hf"}, "needs others that play: rollouts=vllm"),
         ({"scenario": "snake-duel", "opponent": "base"}, "no room for a second base"),
         ({"credit": "critic"}, "on each rank by itself"),
     ],
