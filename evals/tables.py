@@ -214,10 +214,10 @@ class _Narrowing(Table):
             for column in self.columns
         ]
         least, widths = ([max(one[end] for one in of) for of in ranges] for end in (0, 1))
-        room = options.max_width - 2 * len(widths) - 1
+        room = options.max_width - 2 * len(widths)  # a blank on both sides of each column
         if sum(least) > room:
             self.padding = 0
-            room += len(widths)
+            room += len(widths) - 1
         if sum(least) <= room:
             while sum(widths) > room:
                 widest = max(range(len(widths)), key=lambda i: widths[i] if widths[i] > least[i] else 0)

@@ -759,6 +759,19 @@ def test_in_a_narrow_terminal_a_table_breaks_no_word() -> None:
     assert max(map(len, shown.splitlines())) <= 60
 
 
+def test_a_table_that_just_fits_is_as_in_a_wide_terminal() -> None:
+    """Its widest column lost a sign's width, and its last word a line, though all had room."""
+
+    def shown(width: int) -> str:
+        console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+        output.print_table(tables.table("", ("agent", "n"), [["nano:frozen-lake", "20"]]), console)
+        written: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return written
+
+    wide = shown(200)
+    assert shown(max(map(len, wide.splitlines()))) == wide
+
+
 @pytest.mark.parametrize(
     "command_line",
     ["leaderboard lost", "view lost --html x.html", "leaderboard empty", "export empty --to inspect --out x"],
