@@ -31,12 +31,13 @@ from msgrpo.outside_code import module_at
 from msgrpo.prompt import make_template
 from msgrpo.references import RandomAgent
 from msgrpo.run_log import LOCK, alone, goes_on
-from msgrpo.specs import learned_as
+from msgrpo.specs import learned_as, make_agent
 from msgrpo.train.config import settings_given
 from msgrpo.train.dqn import REPLAY, _load
 from msgrpo.train.lab import _alone, load_study
 from msgrpo.train.nano import begun
 from msgrpo.tui.keys import read_keys
+from msgrpo.tui.launch import check_specs
 from tests.command_line import invoked, run
 
 WRITES = """
@@ -232,6 +233,7 @@ def test_a_home_is_found_behind_an_equals_sign(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "plain").symlink_to(shipped_adapters()["frozen-lake"])
     (tmp_path / "own.txt").write_text("Play well.")
     (tmp_path / "own.py").write_text("number = 7")
+    check_specs(make_agent, "adapter:~/plain")  # `play` looked for a folder that is called ~
     assert learned_as("adapter:~/plain") == learned_as(f"adapter:{tmp_path}/plain")
     assert make_template("~/own.txt").instructions == "Play well."
     assert module_at("~/own.py", "~/own.py:number", "").number == 7

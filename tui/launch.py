@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from msgrpo.errors import MsgrpoError, UsageError, nearest
-from msgrpo.files import replace_text
+from msgrpo.files import expanded, replace_text
 from msgrpo.game import Scenario, shown_board
 from msgrpo.games import get_scenario
 from msgrpo.limits import games_code
@@ -302,12 +302,12 @@ def check_specs(resolve: Resolve, *specs: str | None) -> None:
                 shipped(rest)
         elif spec != HUMAN and kind not in ("adapter", "dqn"):
             resolve(spec)
-        elif kind in ("adapter", "dqn") and not Path(rest).is_dir():
+        elif kind in ("adapter", "dqn") and not expanded(rest).is_dir():
             raise UsageError(
                 f"there is no folder {rest!r} for the agent {spec!r}", fix="msgrpo adapters lists the runs"
             )
         elif kind == "adapter":
-            read_adapter_config(Path(rest))
+            read_adapter_config(expanded(rest))
 
 
 def _print(
