@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from msgrpo.episode import play_episode
 from msgrpo.errors import GameFaultError, MsgrpoError, RunError, ServeError, UsageError
@@ -21,7 +22,7 @@ from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.run_log import METRICS, read_rows
 from msgrpo.specs import make_agent
-from msgrpo.train.lab import Job, Study, _alone, _Crew, _same_study, load_study, run
+from msgrpo.train.lab import Job, Study, _alone, _check_runs, _Crew, _same_study, load_study, run
 from msgrpo.train.lab_report import curve, markdown, reported
 from tests.command_line import PROGRAM
 
@@ -173,6 +174,30 @@ def test_what_each_run_would_lack_is_told_before_anything_runs(
     with pytest.raises(MsgrpoError, match=r"'\./no' is no folder|vLLM is not installed"):
         run(load_study(file), tmp_path / "out", 1, print)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_study_that_has_begun_is_read_where_nothing_of_it_can_run(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report of a finished one was refused on a machine without vLLM."""
+
+    def missing(*given: object, **how: object) -> None:
+        raise ServeError("it is not here")
+
+    monkeypatch.setattr("msgrpo.train.lab.installed_engine", missing)
+    monkeypatch.setattr("msgrpo.models.loading.load_base", missing)
+    file.write_text(STUDY.replace('select = "uniform(keep=2)"', 'rollouts = "vllm"'))
+    _check_runs(load_study(file), begun=True)
+
+
+def test_a_base_is_looked_at_in_no_more_memory_than_a_run_takes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was loaded in float32, twice as large as in the runs on a GPU."""
+    asked = dict[str, object]()
+    monkeypatch.setattr("msgrpo.models.loading.default_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("msgrpo.models.loading.load_base", lambda base, **how: asked.update(how))
+    file.write_text(STUDY.replace("steps = 2", 'steps = 2\nbase = "some/base"'))
+    _check_runs(load_study(file), begun=False)
+    assert asked == {"device": torch.device("cpu"), "dtype": "bfloat16"}
 
 
 def test_an_opponent_that_cannot_play_the_test_is_told_before_anything_runs(tmp_path: Path) -> None:

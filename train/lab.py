@@ -209,7 +209,7 @@ def _check_runs(study: Study, *, begun: bool) -> None:
     with needs("msgrpo lab", "train"):
         import torch
 
-        from msgrpo.models.loading import load_base
+        from msgrpo.models.loading import default_device, load_base, usual_dtype
         from msgrpo.train.loop import check_choices
         from msgrpo.train.ranks import ALONE
         from msgrpo.train.rollouts import Players
@@ -220,11 +220,13 @@ def _check_runs(study: Study, *, begun: bool) -> None:
             said = f"rollouts={config.rollouts}, trainers={config.trainers}, shard={str(config.shard).lower()}"
             raise UsageError(f"arm {arm} has {said}, and each run of a study is one process", fix="without them")
         check_choices(config)
-        if config.vllm is not None:
+        if config.vllm is not None and not begun:
             installed_engine()
         Players.of(config, ALONE)
-    if not begun:  # a finished study shows its report where its base is gone
-        load_base(config.base, device=torch.device("cpu"))  # the runs need the GPU's memory
+    if not begun:  # a finished study shows its report where its base is gone, or vLLM
+        # the runs need the GPU's memory; float32, as usual on a processor, would take twice of this one's
+        dtype = usual_dtype(config.base, default_device())
+        load_base(config.base, device=torch.device("cpu"), dtype=dtype)
 
 
 def _check_test(study: Study) -> None:
