@@ -3,8 +3,8 @@
 Every start is played twice, with the seats swapped and the same luck, so what a seat or a start is worth cancels. A
 result is a win, a draw or a loss by the return. Of several agents everybody meets everybody; their ratings are
 Bradley-Terry's, P(i beats j) = r_i / (r_i + r_j), a draw half a win for each, on the scale of Elo (400 points are
-odds of ten to one) around a mean of 0. Intervals are bootstraps over starts (`stats.py`);
-ratings draw them once for all pairings.
+odds of ten to one) around a mean of 0. Intervals are bootstraps over starts (`stats.py`); ratings
+draw the starts once for all pairings.
 """
 
 from __future__ import annotations

@@ -30,15 +30,8 @@ RETOLD = ("agent", "game", "plain", "retold", "difference")
 REPEATED = ("agent", "starts", "k", "pass@k", "pass^k", "spread within", "spread between")
 ANSWERS = ("illegal", "unparsed", "cut off", "failures", "tokens in/out", "cost", "s/step")
 MATCH = ("first", "second", "starts", "won", "drawn", "lost", "points", "95 % interval")
-NAMES = (
-    "agent",
-    "game",
-    "a",
-    "b",
-    "first",
-    "second",
-    "tokens in/out",
-)  # the columns whose cells may go on after one of their signs
+# The columns whose cells may go on in the next line after one of their signs.
+NAMES = ("agent", "game", "a", "b", "first", "second", "tokens in/out")
 PAIR_COLUMNS = ("a", "b", "n", "a − b", "95 % interval", "McNemar p", "detectable")
 
 
