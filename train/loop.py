@@ -139,7 +139,7 @@ def _train(trainer: Trainer, out: Path, logs: Sequence[str], cluster: Cluster) -
                     if ranks.first:
                         _keep(out, trainer, run, made)
             except StopRequested:
-                pass  # it is asked for below
+                pass  # handled below, as a stop between two updates is
             except Exception:  # of servers, of the disk, of games, of a choice of one's own
                 if ranks.first:
                     run.save()
