@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -20,6 +24,23 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         main()
     assert isinstance(ended.value.code, int)
     return ended.value.code
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that has ended after the block: where the block fails, it and what it has started are killed.
+
+    `with process:` alone waits for it then, however long it goes on, and the test cannot say why it failed.
+    """
+    with process:
+        try:
+            yield process
+        except BaseException:
+            with suppress(psutil.Error):  # it has ended since
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+            process.kill()
+            raise
 
 
 def invoked(*arguments: str, **more: Any) -> Any:

@@ -20,7 +20,7 @@ from msgrpo.evals.request import CHUNK, Given
 from msgrpo.evals.run import evaluate, play_one
 from msgrpo.games import get_scenario
 from msgrpo.references import RandomAgent
-from tests.command_line import PROGRAM
+from tests.command_line import PROGRAM, ended
 from tests.test_train_ranks import LAKE as NEAR_LAKE
 from tests.test_train_ranks import ROOT
 
@@ -97,8 +97,10 @@ def test_a_worker_that_is_killed_costs_nothing_of_the_record(tmp_path: Path, own
     own_ray |= {"PYTHONPATH": str(ROOT)}
     alone = subprocess.run([*command, "--out", str(tmp_path / "alone")], cwd=ROOT, env=own_ray, check=False)
     assert alone.returncode == 0
-    played = subprocess.Popen([*command, "--ray", "auto", "--out", str(tmp_path / "ray")], cwd=ROOT, env=own_ray)
-    with played:
+    played = subprocess.Popen(
+        [*command, "--ray", "auto", "--out", str(tmp_path / "ray")], cwd=ROOT, env=own_ray, text=True
+    )
+    with ended(played):
         worker = None
         while worker is None and played.poll() is None:
             time.sleep(0.1)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from msgrpo.serve.preflight import free_port
 from msgrpo.train import peers
 from msgrpo.train.peers import Peers
+from tests.command_line import ended
 from tests.test_train_ranks import LAKE, ROOT, TINY
 
 
@@ -221,10 +222,11 @@ def test_a_rank_that_falls_silent_ends_the_run_with_its_name(tmp_path: Path) -> 
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     said = ""
-    with launched:
+    with ended(launched):
         assert launched.stdout is not None
         for line in launched.stdout:
             said += line
+            print(line, end="")  # for a test that fails here
             if "the first update took" in line:
                 ranks = [p for p in psutil.Process(launched.pid).children() if "impatient" in " ".join(p.cmdline())]
                 (second,) = [p for p in ranks if p.environ()["RANK"] == "1"]

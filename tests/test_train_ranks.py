@@ -29,6 +29,7 @@ from msgrpo.train.display import Quiet
 from msgrpo.train.loop import train
 from msgrpo.train.ranks import ALONE, Ranks, open_ranks
 from msgrpo.train.run_folder import config_of, resume_command
+from tests.command_line import ended
 
 ROOT = Path(__file__).parents[1]
 LAKE = "tests.near:lake"  # by its name, since Ray's processes play as well
@@ -280,10 +281,11 @@ def test_a_rank_that_is_killed_on_a_cluster_costs_nothing_of_the_result(
         text=True,
     )
     output = ""
-    with launched:
+    with ended(launched):
         assert launched.stdout is not None
         for line in launched.stdout:
             output += line
+            print(line, end="")  # for a test that fails here
             if (moment := "the first update took") in line and output.count(moment) == 1:  # each start says it
                 ranks = [p for p in psutil.Process(launched.pid).children(recursive=True) if is_rank(p)]
                 assert len(ranks) == 2

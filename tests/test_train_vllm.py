@@ -18,7 +18,7 @@ from msgrpo.episode import read_episodes
 from msgrpo.run_log import read_rows
 from msgrpo.serve import supervisor
 from msgrpo.train.engines import contract
-from tests.command_line import PROGRAM
+from tests.command_line import PROGRAM, ended
 from tests.test_train_ranks import LAKE
 
 pytestmark = [
@@ -82,7 +82,7 @@ def test_a_child_plays_ends_with_the_run_and_with_a_kill(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # two vLLM and a trainer begin on the same cores
+@pytest.mark.timeout(900)  # two vLLM and a trainer begin on the same cores
 def test_two_servers_on_a_cluster_both_play(no_keys: None, own_ray: dict[str, str], tmp_path: Path) -> None:
     """The first that is ready begins alone, the other plays from the next version on. Ctrl-C ends them both."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
@@ -96,14 +96,15 @@ def test_two_servers_on_a_cluster_both_play(no_keys: None, own_ray: dict[str, st
         stderr=subprocess.STDOUT,
         text=True,
     )
-    while running.poll() is None and len(played) < 2:
-        below = psutil.Process(running.pid).children(recursive=True)
-        answered = {port: answered_at(port) for process in below if (port := port_of(process)) is not None}
-        versions = 2 + sum(row["kind"] == "train" for row in read_rows(out))  # loaded until then, at most
-        played |= {port for port, count in answered.items() if count > versions * contract.ROWS}  # of the canary
-        time.sleep(0.5)
-    running.send_signal(signal.SIGINT)
-    said, _ = running.communicate(timeout=300)
+    with ended(running):
+        while running.poll() is None and len(played) < 2:
+            below = psutil.Process(running.pid).children(recursive=True)
+            answered = {port: answered_at(port) for process in below if (port := port_of(process)) is not None}
+            versions = 2 + sum(row["kind"] == "train" for row in read_rows(out))  # loaded until then, at most
+            played |= {port for port, count in answered.items() if count > versions * contract.ROWS}  # of the canary
+            time.sleep(0.5)
+        running.send_signal(signal.SIGINT)
+        said, _ = running.communicate(timeout=300)
     assert len(played) == 2, said
     assert running.returncode == 130, said
     assert {answered_at(port) for port in played} == {0}
