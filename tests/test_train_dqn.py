@@ -10,6 +10,8 @@ import pickle
 import shutil
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from msgrpo.models import dqn as agents
 from msgrpo.models.dqn import DQNAgent, read_card
 from msgrpo.references import RandomAgent
 from msgrpo.specs import make_agent
+from msgrpo.train import dqn
 from msgrpo.train.dqn import CHECKPOINTS, Tuning, newest_checkpoint, train, tuning_for
 from tests import command_line
 
@@ -122,6 +125,22 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
         train("frozen-lake", tmp_path, tuning=TINY, say=quiet)
     assert kept.is_file()
     assert not (tmp_path / "model.zip").exists()
+
+
+def test_a_run_that_began_before_the_lock_was_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder was looked at before it was locked, and not again: an agent was put beside the other run's files."""
+
+    @contextmanager
+    def alone(out: Path) -> Iterator[None]:
+        (out / "config.json").write_text("{}")  # by `msgrpo train`, which has ended meanwhile
+        yield
+
+    monkeypatch.setattr(dqn, "alone", alone)
+    with pytest.raises(UsageError, match="is not empty and holds no run of train-dqn"):
+        train("frozen-lake", tmp_path, tuning=TINY, say=quiet)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
 
 def counters(run: Path) -> dict[str, int]:

@@ -92,6 +92,7 @@ def train(
     with refused(f"the run {out}"):
         _check_folder(out)
         with alone(out):
+            _check_folder(out)  # another run may have begun here before this one had the lock
             _go_on(scenario, out, card, tuning, goal, every, say)
 
 
