@@ -44,4 +44,7 @@ def check_words(config: Settings) -> None:
     """Raise ValueError if nano's form of thought says nothing about a scenario of the run."""
     for scenario in config.scenarios:
         if not has_words(scenario):
-            raise ValueError(f"nano's words say nothing of {scenario.id}: no true words there")
+            raise ValueError(
+                f"nano's words say nothing of {scenario.id}: no true words there; leave out what asks for them, "
+                "gate=true-words, teacher=own-words or the words=… of objectives"
+            )
