@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import json
 import math
 import os
 import signal
 import subprocess
+import sys
 import time
+import weakref
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
+from msgrpo import trust
 from msgrpo.episode import play_episode
-from msgrpo.errors import GameFaultError, MsgrpoError, RunError, ServeError, UsageError
+from msgrpo.errors import GameFaultError, MissingExtraError, MsgrpoError, RunError, ServeError, UsageError
 from msgrpo.evals.suites import episode_seeds
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.run_log import METRICS, read_rows
 from msgrpo.specs import make_agent
+from msgrpo.train import lab
 from msgrpo.train.lab import Job, Study, _alone, _check_runs, _Crew, _same_study, load_study, run
 from msgrpo.train.lab_report import curve, markdown, reported
 from tests.command_line import PROGRAM
@@ -198,6 +204,51 @@ def test_a_base_is_looked_at_in_no_more_memory_than_a_run_takes(file: Path, monk
     file.write_text(STUDY.replace("steps = 2", 'steps = 2\nbase = "some/base"'))
     _check_runs(load_study(file), begun=False)
     assert asked == {"device": torch.device("cpu"), "dtype": "bfloat16"}
+
+
+def test_an_arm_at_a_service_asks_for_its_sdk_and_key_and_for_no_base_here(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run told of them when those of the arms before it had been trained; the base was loaded, however large."""
+    service = 'steps = 2\nbase = "some/base"\nbackend = "tinker"\nloss = "clip(kl=0)"'
+    file.write_text(STUDY.replace("steps = 2", service))
+    monkeypatch.setattr(trust, "_allowed", {"tinker"})
+    monkeypatch.setitem(sys.modules, "tinker", None)
+    with pytest.raises(MissingExtraError, match="tinker"):
+        run(load_study(file), tmp_path / "out", 1, print)
+    monkeypatch.setitem(sys.modules, "tinker", ModuleType("tinker"))
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    with pytest.raises(UsageError, match="TINKER_API_KEY is not set"):
+        run(load_study(file), tmp_path / "out", 1, print)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    monkeypatch.setattr("msgrpo.models.loading.load_base", lambda *given, **how: pytest.fail("it was loaded"))
+    _check_runs(load_study(file), begun=False)
+
+
+def test_the_models_that_are_looked_at_leave_the_gpu_before_anything_runs(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch kept the memory of an opponent `adapter:` for as long as the study lasted."""
+
+    class Model:
+        def __init__(self) -> None:
+            self.layer = self  # a circle, as in a model of torch
+
+    looked_at, happened = list[weakref.ref[Model]](), list[str]()
+
+    def check(study: Study) -> None:
+        looked_at.append(weakref.ref(Model()))
+
+    monkeypatch.setattr(lab, "_check_test", check)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append(f"model: {looked_at[0]()}"))
+    monkeypatch.setattr(lab, "_run", lambda *given: happened.append("run"))
+    gc.disable()
+    try:
+        run(load_study(file), tmp_path / "out", 1, print)
+    finally:
+        gc.enable()
+    assert happened == ["model: None", "run"]
 
 
 def test_an_opponent_that_cannot_play_the_test_is_told_before_anything_runs(tmp_path: Path) -> None:

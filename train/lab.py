@@ -20,6 +20,7 @@ on with the same command.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import re
 import shlex
@@ -199,6 +200,7 @@ def run(study: Study, out: Path, workers: int, say: Say) -> dict[str, Any]:
         raise UsageError(f"workers is {workers}", fix="1 or more runs at a time")
     _check_runs(study, begun=(out / STUDY).exists())
     _check_test(study)
+    _free_gpu()
     with refused(f"the study {out}"):
         out.mkdir(parents=True, exist_ok=True)
         return _run(study, out, workers, say)
@@ -213,6 +215,7 @@ def _check_runs(study: Study, *, begun: bool) -> None:
         from msgrpo.train.loop import check_choices
         from msgrpo.train.ranks import ALONE
         from msgrpo.train.rollouts import Players
+        from msgrpo.train.tinker.service import check_usable
 
     for arm in study.arms:
         config = study.config(arm, 0)
@@ -222,11 +225,22 @@ def _check_runs(study: Study, *, begun: bool) -> None:
         check_choices(config)
         if config.vllm is not None and not begun:
             installed_engine()
+        if config.service is not None and not begun:
+            check_usable()
         Players.of(config, ALONE)
-    if not begun:  # a finished study shows its report where its base is gone, or vLLM
+    here = any(study.config(arm, 0).service is None for arm in study.arms)
+    if here and not begun:  # a finished study shows its report where its base is gone, or vLLM
         # the runs need the GPU's memory; float32, as usual on a processor, would take twice of this one's
         dtype = usual_dtype(config.base, default_device())
         load_base(config.base, device=torch.device("cpu"), dtype=dtype)
+
+
+def _free_gpu() -> None:
+    """Give back the memory of the opponents' models: the runs need it."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _check_test(study: Study) -> None:

@@ -19,7 +19,6 @@ from msgrpo import run_log
 from msgrpo.agent import LanguageModel
 from msgrpo.episode import derive_seed, few_collections
 from msgrpo.errors import check_given
-from msgrpo.extras import needs
 from msgrpo.limits import games_code
 from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress, State, check_optimizer
@@ -306,9 +305,6 @@ def open_weights(config: TrainConfig, out: Path, ranks: Ranks, report: Reporter)
     """The policy's weights as they begin, where `config.backend` says that they are."""
     if config.service is None:
         return LocalWeights(config, ranks, report)
-    with needs("--backend tinker", "tinker"):
-        import tinker  # noqa: F401
-
     from msgrpo.train.tinker.weights import TinkerWeights
 
     return TinkerWeights(config, out, ranks, report)

@@ -24,6 +24,7 @@ import httpx
 
 from msgrpo.agent import Sampling
 from msgrpo.errors import EndpointError, MsgrpoError, RunError, UsageError, first_line
+from msgrpo.extras import needs
 from msgrpo.models.endpoint_failures import speaks_of_context
 from msgrpo.text import printable
 from msgrpo.train.config import TrainConfig
@@ -59,13 +60,9 @@ class Service:
     def __init__(self, config: TrainConfig, meter: Meter) -> None:
         self.meter = meter
         self._config = config
-        self.url = os.environ.get("TINKER_BASE_URL", "").strip().rstrip("/")
-        self.host = urlsplit(self.url).netloc or HOST
-        if not os.environ.get(KEY):
-            raise UsageError(
-                f"backend=tinker needs the key of {self.host}, and {KEY} is not set",
-                fix=f"export {KEY}=tml-…   (a server of your own says which keys it takes)",
-            )
+        self.url = _url()
+        self.host = _host()
+        check_usable()
         os.environ.setdefault("TINKER_TELEMETRY", "0")  # errors are told here, and to nobody else
         import tinker
 
@@ -257,6 +254,25 @@ class Service:
                 close("success").result(timeout=REACH_S)
             except Exception:  # the run's own end is what counts; without its heartbeat the session ends by itself
                 return
+
+
+def _url() -> str:
+    return os.environ.get("TINKER_BASE_URL", "").strip().rstrip("/")
+
+
+def _host() -> str:
+    return urlsplit(_url()).netloc or HOST
+
+
+def check_usable() -> None:
+    """Raise MsgrpoError where this machine lacks what a service is asked with: the SDK, or the key."""
+    with needs("--backend tinker", "tinker"):
+        import tinker  # noqa: F401
+    if not os.environ.get(KEY):
+        raise UsageError(
+            f"backend=tinker needs the key of {_host()}, and {KEY} is not set",
+            fix=f"export {KEY}=tml-…   (a server of your own says which keys it takes)",
+        )
 
 
 def _result(future: Any) -> Any:
