@@ -20,8 +20,10 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing about a run goes to anybody
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_worker_niceness": "0",  # of a cluster that begins here: with Ray's 15 it stands still beside anything else
 }
 AUTH_MODE = "RAY_AUTH_MODE"  # Ray's: whether this process sends its token
+TRIES = "RAY_gcs_server_port_wait_time_s"  # Ray's: how often it asks a cluster's head, 40 s each time
 PROBE_S = 5.0  # for an address to answer at all
 
 
@@ -55,13 +57,28 @@ def connected(address: str) -> Iterator[bool]:
 
 def _join(ray: Any, address: str, quiet: dict[str, Any]) -> None:
     try:
-        ray.init(address, **quiet)
+        with _few_tries():
+            ray.init(address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"the Ray cluster at {address} cannot be joined: {first_line(error)}",
             fix="the same versions of Python and Ray as there, and where it asks for a token: export "
             "RAY_AUTH_MODE=token; --ray local starts a cluster of its own",
         ) from error
+
+
+@contextmanager
+def _few_tries() -> Iterator[None]:
+    """Ray asks 20 times, for a quarter of an hour, where something listens at the address that is no Ray, or stands
+    still. A cluster that this process starts later needs its usual time.
+    """
+    mine = TRIES not in os.environ
+    os.environ.setdefault(TRIES, "2")
+    try:
+        yield
+    finally:
+        if mine:
+            del os.environ[TRIES]
 
 
 def _checked(address: str) -> str | None:

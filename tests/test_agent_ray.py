@@ -131,6 +131,41 @@ def test_the_token_is_for_one_connection_only(tmp_path: Path) -> None:
     assert said.stdout.decode().split() == ["True", "False", "None"]
 
 
+@pytest.mark.parametrize("own", [None, "9"])
+def test_an_address_that_is_no_ray_is_asked_twice(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray asked it for a quarter of an hour. The sibling: who has said how often is heard."""
+    asked = list[str | None]()
+
+    def init(address: str, **quiet: Any) -> None:
+        asked.append(os.environ.get(ray_cluster.TRIES))
+        raise RuntimeError("Failed to connect to GCS.")
+
+    monkeypatch.delenv(ray_cluster.TRIES, raising=False)
+    if own:
+        monkeypatch.setenv(ray_cluster.TRIES, own)
+    with pytest.raises(UsageError, match="cannot be joined: Failed to connect to GCS"):
+        ray_cluster._join(SimpleNamespace(init=init), "127.0.0.1:1", {})
+    assert asked == [own or "2"]
+    assert os.environ.get(ray_cluster.TRIES) == own
+
+
+@pytest.mark.parametrize(("own", "then"), [(None, "0"), ("5", "5")])
+def test_a_cluster_of_its_own_is_as_urgent_as_the_command(
+    own: str | None, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gives its workers nice 15: beside anything else that computes, a run with `--ray auto` stood still."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
+    niceness = list[str]()
+    for name in ray_cluster.ENVIRONMENT:
+        monkeypatch.setenv(name, own or "")
+        if own is None:
+            monkeypatch.delenv(name)
+    name = "RAY_worker_niceness"
+    monkeypatch.setattr(ray_cluster, "_start", lambda *given: niceness.append(os.environ[name]))
+    with ray_cluster.connected("local"):
+        assert niceness == [then]
+
+
 def test_a_failure_without_a_word_is_named_by_its_type() -> None:
     def init(*given: Any, **named: Any) -> None:
         raise Exception  # as Ray does where its processes do not begin in time
