@@ -54,10 +54,11 @@ class OnRay:
         self._hosts, self._report, self._stopping = list(hosts), report, stopping
         self._noted: set[str] = set()  # errors of servers, each told once
         self._at: dict[str, Actor] = {}  # who serves at a URL
+        self._never: dict[Actor, About] = {}  # actors that could not be made: Ray does not try again
 
     def urls(self) -> list[str]:
         while True:
-            known = self._all("about", timeout=ASK_S)
+            known = self._all("about", timeout=ASK_S) | self._never
             self._at = {about.url: host for host, about in known.items() if about.url is not None}
             failed = [about for about in known.values() if about.error]
             for about in failed:
@@ -108,6 +109,9 @@ class OnRay:
             try:
                 answers[asked[one]] = ray.get(one)
             except ray.exceptions.RayActorError as error:
+                if error.actor_init_failed:
+                    reason = str(error).strip().splitlines()[-1]
+                    self._never[asked[one]] = About("a node of the cluster", 0, None, error=reason)
                 self._report.doing(f"a server's actor does not answer: {first_line(error)}")
         return answers
 
