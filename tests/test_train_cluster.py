@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import math
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from msgrpo.errors import RunError, UsageError
+from msgrpo.errors import RunError, ServeError, UsageError
 from msgrpo.models.http import Client
 from msgrpo.run_log import CONFIG
 from msgrpo.serve.host import About
@@ -21,6 +24,8 @@ from msgrpo.train.engines.pool import Pool, Remote, RemoteError
 from tests.test_train_ranks import ROOT
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
+
+from ray.train.v2.api.exceptions import ControllerError  # noqa: E402
 
 from msgrpo.train import cluster, loop  # noqa: E402
 from msgrpo.train.cluster import missing, request, train_on_ray  # noqa: E402
@@ -33,30 +38,100 @@ from msgrpo.train.stopping import StopRequested  # noqa: E402
 
 def test_the_desk_passes_on_what_ranks_report_once_and_in_order() -> None:
     desk = Desk()
-    assert desk.begin() == 0
+    desk.start()
+    assert not desk.begin()
     desk.report("note", "a")
     desk.report("update", 1, {"loss": 0.5})
     desk.end(RunEnd({"steps": 1}))
     desk.end(RunEnd(error="too late"))
     assert desk.fetch() == ([("note", ("a",)), ("update", (1, {"loss": 0.5}))], RunEnd({"steps": 1}), True)
     assert desk.fetch()[0] == []
-    assert desk.begin() == 1  # again: the rank goes on from the checkpoint
+    desk.start()
+    assert desk.begin()  # again: the rank goes on from the checkpoint
 
 
 def test_starts_that_get_nowhere_end_the_run_and_an_update_between_them_does_not() -> None:
     desk = Desk()
     for _ in range(STARTS):
-        desk.begin()
+        desk.start()
     desk.report("update", 1, {})
     for _ in range(STARTS):
-        desk.begin()
+        desk.start()
         assert not desk.is_over()
     desk.fault("RuntimeError: out of memory")
-    desk.begin()
+    desk.start()
     outcome = desk.fetch()[1]
     assert outcome is not None
     assert f"{STARTS} starts in a row" in outcome.error
     assert "out of memory" in outcome.error
+
+
+def test_ranks_that_are_killed_before_their_first_word_end_the_run() -> None:
+    """The first rank counted the starts: one that was killed while it loaded its libraries began again for ever, and
+    of one that was killed later nothing was said.
+    """
+    desk = Desk()
+    desk.start()
+    desk.fault("RuntimeError: an earlier fault")
+    desk.start()
+    desk.begin()
+    desk.start()
+    reports, outcome, running = desk.fetch()
+    assert reports[1:] == [
+        ("note", ("the processes of the run begin again: one has ended without a word, or their number changes",))
+    ]
+    assert (outcome, running) == (None, False)
+    for _ in range(STARTS - 2):
+        desk.start()
+    outcome = desk.fetch()[1]
+    assert outcome is not None
+    assert "the last with: no message, as of a process that was killed" in outcome.error
+
+
+def test_ray_train_tells_the_desk_of_each_start_before_the_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened = list[str]()
+    desk = SimpleNamespace(start=SimpleNamespace(remote=lambda: happened.append("told")))
+    config = cluster.OnNetwork("gloo", desk=desk)
+    monkeypatch.setattr(cluster.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(cluster.TorchConfig().backend_cls, "on_start", lambda *given: happened.append("met"))
+    group = SimpleNamespace(execute=lambda function: happened.append("asked the ranks"))
+    config.backend_cls().on_start(group, config)
+    assert happened == ["told", "asked the ranks", "met"]
+
+
+def test_a_desk_that_does_not_answer_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray starts the desk's process again where it does not begin in time: this waited with it, and said nothing."""
+
+    def get(answer: object, timeout: float = math.inf) -> object:
+        if timeout < math.inf:
+            raise ray.exceptions.GetTimeoutError("not ready")
+        pytest.fail("this waits for ever")
+
+    @contextmanager
+    def connected(address: str) -> Iterator[bool]:
+        yield True
+
+    remote = SimpleNamespace(remote=lambda: SimpleNamespace(fetch=SimpleNamespace(remote=lambda: None)))
+    context = SimpleNamespace(get_node_id=lambda: "0" * 56)
+    monkeypatch.setattr(cluster, "connected", connected)
+    monkeypatch.setattr(cluster, "missing", lambda config, gpus: "")
+    monkeypatch.setattr(cluster, "check_key", lambda config: None)
+    monkeypatch.setattr(cluster, "Fit", lambda work, gpus: SimpleNamespace(thread=threading.current_thread()))
+    monkeypatch.setattr(cluster.ray, "get", get)
+    monkeypatch.setattr(cluster.ray, "cluster_resources", dict)
+    monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(cluster.ray, "remote", lambda kind: SimpleNamespace(options=lambda **how: remote))
+    with pytest.raises(RunError, match="the Ray cluster is lost: no answer within 300 s"):
+        train_on_ray(make_config(), tmp_path / "run", "local", resume=False, report=Notes())  # type: ignore[arg-type]
+
+
+def test_what_ray_train_could_not_do_is_told_without_its_wrapping() -> None:
+    """Its first line was all that was told: `Training failed due to controller error:`."""
+    fault = ModuleNotFoundError("No module named 'msgrpo'")
+    task = ray.exceptions.RayTaskError("execute", "Traceback …", fault)
+    assert cluster._reason(ControllerError(task)) == "No module named 'msgrpo'"
+    assert cluster._reason(ControllerError(RuntimeError("no port"))) == "no port"
+    assert cluster._reason(ValueError("another")) == "another"
 
 
 def test_starts_that_do_the_same_updates_again_get_nowhere() -> None:
@@ -64,10 +139,10 @@ def test_starts_that_do_the_same_updates_again_get_nowhere() -> None:
     desk = Desk()
     for start in range(1 + STARTS):
         assert not desk.is_over(), start
-        desk.begin()
+        desk.start()
         for step in (1, 2):
             desk.report("update", step, {})
-    desk.begin()
+    desk.start()
     assert desk.is_over()
 
 
@@ -182,6 +257,25 @@ def test_waiting_for_servers_tells_each_fault_once_and_ends_when_asked(monkeypat
     assert sum("a server on 10.0.0.1 cannot start" in note for note in report.notes) == 1
 
 
+def test_servers_that_ray_could_not_make_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray makes such an actor no second time, whatever `max_restarts` says: they were waited for without end."""
+
+    def get(one: Any) -> Any:
+        raise one
+
+    died = type("Died", (ray.exceptions.ActorDiedError,), {"actor_init_failed": True})
+    why = "The actor died because of an error raised in its creation task\nOSError: No space left on device"
+    faults = [died(), died()]
+    for fault in faults:
+        fault.error_msg = why
+    monkeypatch.setattr(on_ray.ray, "wait", lambda refs, **options: (refs, []))
+    monkeypatch.setattr(on_ray.ray, "get", get)
+    monkeypatch.setattr(on_ray.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    fleet = on_ray.OnRay([Handle(about=fault) for fault in faults], Notes(), lambda: False)  # type: ignore[arg-type]
+    with pytest.raises(ServeError, match="OSError: No space left on device"):
+        fleet.urls()
+
+
 def test_a_server_that_ray_does_not_place_is_refused(tmp_path: Path) -> None:
     """Its supervisor would be killed with the rank, and vLLM left behind."""
     config = make_config(settings=["rollouts=vllm", "trainers=2"])
@@ -268,7 +362,7 @@ def test_an_error_of_a_rank_ends_the_run_once_the_first_has_saved(
     desk, joined, told = Handle(fetch=([], ended, True)), [], Notes()
     thread = SimpleNamespace(is_alive=lambda: True, join=joined.append)
     (tmp_path / CONFIG).write_text("{}")
-    monkeypatch.setattr(cluster.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(cluster.ray, "get", lambda answer, timeout: answer)
     work = cluster.Work(make_config(), tmp_path, False, (), tmp_path, tmp_path, desk, [], "auto")
     with pytest.raises(RunError, match="not finite"):
         cluster._followed(SimpleNamespace(thread=thread), work, told, gpus=False)  # type: ignore[arg-type]
@@ -288,7 +382,7 @@ def test_a_terminal_that_is_gone_leaves_the_ranks_the_time_to_save(
 
     fetched = iter([([], None, False), ([("note", ("update 3: …",))], RunEnd(saved=True), True)])
     desk = SimpleNamespace(fetch=SimpleNamespace(remote=lambda: next(fetched)))
-    monkeypatch.setattr(cluster.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(cluster.ray, "get", lambda answer, timeout: answer)
     monkeypatch.setattr(cluster, "missing", lambda config, gpus: "no trainer")
     work = cluster.Work(make_config(), tmp_path, False, (), tmp_path, tmp_path, desk, [], "auto")
     fit: Any = SimpleNamespace(thread=SimpleNamespace(is_alive=lambda: True))

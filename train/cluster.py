@@ -44,6 +44,7 @@ POLL_S = 0.3  # between two looks at the desk
 DOING_S = 0.5  # between two reports of what goes on
 MISSING_S = 10.0  # between two looks at what the cluster has
 END_S = 30.0  # for Ray Train's own end
+DESK_S = 300.0  # for an answer of the desk, whose process Ray starts again where it does not begin within a minute
 
 
 class AtDesk:
@@ -95,7 +96,7 @@ def rank(work: Mapping[str, Work]) -> None:
     if given.folder.is_dir():
         os.chdir(given.folder)
     report: Reporter = AtDesk(desk) if first else Quiet()  # the first speaks for all
-    again = first and ray.get(desk.begin.remote()) > 0
+    again = first and ray.get(desk.begin.remote())
     if ray.get(desk.is_over.remote()):
         return
 
@@ -157,8 +158,11 @@ def cut_off_ends(desk: Any) -> Iterator[None]:
         over.set()
 
 
+@dataclass
 class OnNetwork(TorchConfig):  # type: ignore[misc]
-    """Ray Train's process group, over the network by which the nodes know each other."""
+    """Ray Train's process group, over the network by which the nodes know each other; the desk counts its starts."""
+
+    desk: Any = None
 
     @property
     def backend_cls(self) -> type:
@@ -166,6 +170,7 @@ class OnNetwork(TorchConfig):  # type: ignore[misc]
 
         class Backend(usual):  # type: ignore[valid-type, misc]
             def on_start(self, worker_group: Any, backend_config: Any) -> None:
+                ray.get(backend_config.desk.start.remote())
                 worker_group.execute(_before_meeting)
                 super().on_start(worker_group, backend_config)
 
@@ -194,6 +199,7 @@ def train_on_ray(
             fix="--rollouts 'vllm(servers=1)': servers that Ray places; or --rollouts hf",
         )
     check_folder(out, config, resume, address, logs)
+    report.doing("waiting for Ray")
     with connected(address) as is_ours:
         gpus = ray.cluster_resources().get("GPU", 0) > 0
         if not gpus:
@@ -212,9 +218,10 @@ def train_on_ray(
         work = Work(config, out.resolve(), resume, logs, Path.cwd(), scratch, desk, hosts, address)
         try:
             return _followed(Fit(work, gpus=gpus), work, report, gpus=gpus)
-        except ray.exceptions.RayError as error:  # the desk's or the head's process is gone
+        except ray.exceptions.RayError as error:  # the desk's or the head's process is gone, or stands still
+            late = isinstance(error, ray.exceptions.GetTimeoutError)
             raise RunError(
-                f"the Ray cluster is lost: {first_line(error)}",
+                f"the Ray cluster is lost: {f'no answer within {DESK_S:.0f} s' if late else first_line(error)}",
                 fix=f"what was saved is kept; {how_to_go_on(out, address, logs)}",
             ) from error
         finally:
@@ -231,7 +238,7 @@ class Fit:
         self._trainer = TorchTrainer(
             rank,
             train_loop_config={"work": work},
-            torch_config=OnNetwork(backend="cpu:gloo,cuda:nccl" if gpus else "gloo"),
+            torch_config=OnNetwork("cpu:gloo,cuda:nccl" if gpus else "gloo", desk=work.desk),
             scaling_config=ScalingConfig(num_workers=many if few == many else (few, many), use_gpu=gpus),
             run_config=RunConfig(
                 name="train",
@@ -262,14 +269,14 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
     with stop_requests(lambda: report.note(told)) as stop:
         while True:
             running = fit.thread.is_alive()
-            reports, outcome, begun = ray.get(work.desk.fetch.remote())
+            reports, outcome, begun = ray.get(work.desk.fetch.remote(), timeout=DESK_S)
             for method, given in reports:
                 tell(method, *given)
             if outcome is not None:
                 break
             if not running:
                 raise RunError(
-                    f"Ray Train has ended the run: {first_line(fit.error) if fit.error else 'no reason'}",
+                    f"Ray Train has ended the run: {_reason(fit.error) if fit.error else 'no reason'}",
                     fix=how_to_go_on(work.out, work.address, work.logs),
                 )
             if not begun and stop.asked is not None:
@@ -295,6 +302,12 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
         raise KeyboardInterrupt
     summary: dict[str, Any] = outcome.summary
     return summary
+
+
+def _reason(error: BaseException) -> str:
+    """What Ray Train says, without what it wraps it in."""
+    error = getattr(error, "controller_failure", error)
+    return first_line(getattr(error, "cause", error))
 
 
 def missing(config: TrainConfig, *, gpus: bool) -> str:

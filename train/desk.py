@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STARTS = 5  # in a row that end before one more update is done: then the run ends
+NO_WORD = "no message, as of a process that was killed: Ray kills where memory runs out"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Desk:
         self._reports: list[tuple[str, tuple[Any, ...]]] = []
         self._outcome: RunEnd | None = None
         self._stopping = self._running = False
-        self._starts, self._fruitless, self._last_fault = 0, 0, "no message"
+        self._starts, self._fruitless, self._last_fault = 0, 0, NO_WORD
         self._furthest = 0  # update that was done
 
     def report(self, method: str, *given: Any) -> None:
@@ -41,9 +42,13 @@ class Desk:
         reports, self._reports = self._reports, []
         return reports, self._outcome, self._running
 
-    def begin(self) -> int:
-        """The first rank begins, again where this is not 0."""
-        self._running = True
+    def start(self) -> None:
+        """Ray has started the ranks. This is counted before they run: one that is killed at once tells nobody."""
+        if self._running:
+            why = "one has ended without a word, or their number changes"
+            self._reports.append(("note", (f"the processes of the run begin again: {why}",)))
+        self._running = False
+        self._starts += 1
         self._fruitless += 1
         if self._fruitless > STARTS and self._outcome is None:
             self._outcome = RunEnd(
@@ -51,10 +56,14 @@ class Desk:
                 f"{self._last_fault}",
                 fix="the last checkpoint is kept; Ray's logs of the workers say more (ray logs)",
             )
+        self._last_fault = NO_WORD
+
+    def begin(self) -> bool:
+        """The first rank begins; whether the ranks were started before."""
+        self._running = True
         if self._stopping:  # what there is to save was saved before: it need not load the model first
             self._outcome = self._outcome or RunEnd()
-        self._starts += 1
-        return self._starts - 1
+        return self._starts > 1
 
     def fault(self, text: str) -> None:
         """A rank has ended by something that starting again may cure."""
