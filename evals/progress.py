@@ -17,6 +17,8 @@ from msgrpo.evals.record import FREE, Price
 from msgrpo.text import duration
 
 LOG_EVERY_S = 10.0  # between lines where there is no terminal
+QUIET_S = 60.0  # without an answer, after which the line says so
+LONGEST_TROUBLE = 100  # characters of it
 
 
 @dataclass
@@ -41,6 +43,7 @@ class EvalProgress:
     on_change: Callable[[EvalProgress], None] = lambda progress: None
     clock: Callable[[], float] = time.monotonic
     began: float = field(init=False)
+    heard: float = field(init=False)  # when an answer last came, or an episode ended
     before: int = 0  # episodes that ended before the present agent began
     prices: dict[str, Price] = field(default_factory=dict)  # by agent
     tokens_at: int = 0  # tokens when the present agent began
@@ -51,19 +54,22 @@ class EvalProgress:
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # by an answer, or the end of an episode
 
     def __post_init__(self) -> None:
-        self.began = self.clock()
+        self.began = self.heard = self.clock()
 
     def begin(self, agent: Agent, planned: int) -> None:
         """Start counting for another agent: rates are of the present agent only, since agents differ in speed."""
-        self.agent, self.began, self.before = agent, self.clock(), self.ended
+        self.agent, self.before = agent, self.ended
+        self.began = self.heard = self.clock()
         self.tokens_at, self.cost_at = self.tokens, self.cost
         self.end_of_agent = self.planned - self.left + planned
         self.on_change(self)
 
     @property
-    def retrying(self) -> int:
-        """Requests that wait for their next try."""
-        return int(getattr(getattr(self.agent, "model", None), "retrying", 0))
+    def retrying(self) -> str:
+        """How many requests have failed and have no answer yet, and how the last of them failed."""
+        model = getattr(self.agent, "model", None)
+        trouble = str(getattr(model, "trouble", ""))
+        return f"{getattr(model, 'retrying', 0)} retrying{trouble and f': {trouble[:LONGEST_TROUBLE]}'}"
 
     @property
     def left(self) -> int:
@@ -96,6 +102,7 @@ class EvalProgress:
 
     def pay(self, read: int, written: int, spec: str) -> None:
         """Count an episode of this start."""
+        self.heard = self.clock()
         self.tokens += read + written
         self.cost += self.prices.get(spec, FREE).of(read, written)
 
@@ -106,6 +113,7 @@ class EvalProgress:
 
     def look(self, read: int, written: int, spec: str) -> None:
         """Update the largest answer seen."""
+        self.heard = self.clock()
         self.largest_tokens = max(self.largest_tokens, read + written)
         self.largest_cost = max(self.largest_cost, self.prices.get(spec, FREE).of(read, written))
         self.changed.set()
@@ -126,7 +134,9 @@ class EvalProgress:
         parts = [f"{self.finished_before + self.done}/{self.planned} episodes"]
         if self.agent is not None:
             parts.append(self.agent.spec)
-        parts += [f"{self.running} running", f"{self.retrying} retrying", f"{self.failed} failed"]
+        parts += [f"{self.running} running", self.retrying, f"{self.failed} failed"]
+        if self.running and (quiet := self.clock() - self.heard) >= QUIET_S:
+            parts.append(f"no answer for {duration(quiet)}")
         if self.given_up:
             parts.append(f"{self.given_up} given up")
         if self.tokens:

@@ -22,7 +22,7 @@ from msgrpo.models import bounded
 from msgrpo.models.bounded import LONGEST_BODY
 from msgrpo.models.endpoint import LONGEST_WAIT_S, EndpointModel, Timeouts
 from tests.endpoint_helpers import GOOD, PROMPT, Client
-from tests.fake_server import Behaviour, FakeServer, answer, chat, hang, http, reply, reset, send
+from tests.fake_server import Behaviour, FakeServer, Request, answer, chat, hang, http, reply, reset, send
 
 pytestmark = pytest.mark.usefixtures("no_keys")
 
@@ -129,6 +129,22 @@ async def test_back_off_is_capped() -> None:
             await client.ask()
     assert max(client.waits) == LONGEST_WAIT_S
     assert client.model.retrying == 0
+
+
+async def test_a_request_is_retrying_until_it_has_its_answer() -> None:
+    """While it was asked again nobody was told that it had failed before."""
+    told: list[tuple[int, str]] = []
+
+    async def look(request: Request, writer: asyncio.StreamWriter) -> None:
+        told.append((client.model.retrying, client.model.trouble))
+        await (reply(500, "busy") if len(told) < 3 else GOOD)(request, writer)
+
+    async with FakeServer(then=look) as server:
+        client = Client(server)
+        await client.ask()
+    failed = [f"status 500: busy (retry {number} of 10)" for number in (1, 2)]
+    assert told == [(0, ""), (1, failed[0]), (1, failed[1])]
+    assert (client.model.retrying, client.model.trouble) == (0, "")
 
 
 async def test_a_server_that_is_not_there() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
 import math
 import os
@@ -41,7 +42,7 @@ from msgrpo.prompt import PromptTemplate
 from msgrpo.references import RandomAgent
 from tests.command_line import PROGRAM
 from tests.evals_helpers import SCENARIO, eval_aside, eval_here, seeded, write
-from tests.fake_server import FakeServer, Request, chat, reply
+from tests.fake_server import FakeServer, Request, chat, player, reply
 from tests.test_evals_leaderboard import SETTINGS, episode
 from tests.test_evals_leaderboard import play as outcomes
 from tests.test_evals_run import LAKE, Counting, evaluate, lines, served
@@ -422,6 +423,28 @@ def test_the_line_of_progress_says_what_the_rest_will_take() -> None:
     progress.begin(Counting(), 10)
     progress.done, progress.tokens, progress.cost = 4, 400, 2.0
     assert "about 600 tokens and $3.00 to go" in progress.line()
+
+
+async def test_the_line_of_progress_says_why_there_is_no_answer_and_for_how_long(tmp_path: Path) -> None:
+    """Of requests that had run out of time and were asked again it said "0 retrying", for half an hour."""
+    said: list[str] = []
+    seconds = itertools.count(0, 50)
+    progress = EvalProgress(clock=lambda: float(next(seconds)), on_change=lambda now: said.append(now.line()))
+
+    async def busy_once(request: Request, writer: asyncio.StreamWriter) -> None:
+        progress.on_change(progress)
+        await (player if server.requests[1:] else reply(500, "busy"))(request, writer)
+
+    async with FakeServer(then=busy_once) as server:
+        agent = served(server)
+        await evaluate([agent], [LAKE], 1, tmp_path, progress=progress)
+        await agent.close()
+    waited = [
+        line for line in said if "1 retrying: status 500: busy (retry 1 of 10) · 0 failed · no answer for" in line
+    ]
+    assert len(waited) == 1
+    assert "no answer for" not in said[0]
+    assert "0 retrying · 0 failed · " in said[-1]
 
 
 # ── turns that were answered before a kill ───────────────────────────────────────────────────────────────────

@@ -77,8 +77,8 @@ class EndpointModel:
     The key is `key_of` its host; a server without keys needs none. `body` is merged
     into every request, and a value of None takes a parameter out (`{"max_tokens": None,
     "max_completion_tokens": 512}`). A query in the URL (Azure's `?api-version=…`) goes with every request. `retries`
-    are the further tries of one request, `rate` the most requests a minute. `retrying` says how many requests wait
-    for their next try right now.
+    are the further tries of one request, `rate` the most requests a minute. `retrying` says how many requests have
+    failed and have no answer yet, `trouble` how the last of them failed, and which retry that makes.
     No redirect is followed: prompt and headers go to the host that was named and to no other. At most
     `http.IN_FLIGHT` requests are on their way at once; others wait for their place, which costs no try and no time
     of their limits.
@@ -109,7 +109,7 @@ class EndpointModel:
         self.retries = retries
         self.timeouts = timeouts
         self.retrying = 0
-        self.trouble = ""  # the failure that is being waited out, and which retry comes next; for a screen
+        self.trouble = ""
         self._sleep = sleep
         self._gap_s = 60 / rate if rate else 0.0
         self._jitter = random.Random(0)
@@ -141,46 +141,51 @@ class EndpointModel:
     ) -> Completion:
         """The answer to one prompt. Raises EndpointError when there is none after all tries."""
         tries = 0
-        while True:
-            wanted = tuple(actions) if self._gives_logprobs else ()
-            request = self._request(prompt, sampling, seed, wanted)
-            try:
-                async with self._client.room:
-                    await self._paced()
-                    began = time.perf_counter()
-                    async with asyncio.timeout(self.timeouts.total_s):
-                        answer = await (self._ask(request) if on_text is None else self._stream(request, on_text))
-                self._answered = True
-                return completion(answer, time.perf_counter() - began, tries, wanted)
-            except (
-                StatusError, BadBodyError, WebPageError, NoAnswerError, BodyError, TimeoutError
-            ) as error:  # fmt: skip
-                failure = classify(error)
-            if wanted and failure.kind == "bad_request" and "logprob" in failure.message:
-                self._gives_logprobs = False  # this server has none: the answer matters more
-                continue
-            tries += 1
-            retries = self._retries_of(failure)
-            if not failure.retry or tries > retries:
-                raise await self._final(failure, tries)
-            await self._wait(failure, tries, retries)
+        try:
+            while True:
+                wanted = tuple(actions) if self._gives_logprobs else ()
+                try:
+                    answer, seconds = await self._sent(self._request(prompt, sampling, seed, wanted), on_text)
+                    return completion(answer, seconds, tries, wanted)
+                except (
+                    StatusError, BadBodyError, WebPageError, NoAnswerError, BodyError, TimeoutError
+                ) as error:  # fmt: skip
+                    failure = classify(error)
+                if wanted and failure.kind == "bad_request" and "logprob" in failure.message:
+                    self._gives_logprobs = False  # this server has none: the answer matters more
+                    continue
+                tries += 1
+                self.retrying += tries == 1
+                retries = self._retries_of(failure)
+                if not failure.retry or tries > retries:
+                    raise await self._final(failure, tries)
+                self.trouble = printable(f"{failure.message} (retry {tries} of {retries})")
+                await self._wait(failure, tries)
+        finally:
+            self.retrying -= tries > 0
+            if not self.retrying:
+                self.trouble = ""
+
+    async def _sent(self, request: dict[str, Any], on_text: OnText | None) -> tuple[dict[str, Any], float]:
+        """The answer to a request that has waited for its place, and the seconds that it took."""
+        async with self._client.room:
+            await self._paced()
+            began = time.perf_counter()
+            async with asyncio.timeout(self.timeouts.total_s):
+                answer = await (self._ask(request) if on_text is None else self._stream(request, on_text))
+        self._answered = True
+        return answer, time.perf_counter() - began
 
     def _retries_of(self, failure: Failure) -> int:
         """A server that answered before is waited for; an address where nothing ever answered may just be wrong."""
         new = failure.kind == "connection" and not self._answered
         return min(self.retries, FIRST_RETRIES) if new else self.retries
 
-    async def _wait(self, failure: Failure, tries: int, retries: int) -> None:
+    async def _wait(self, failure: Failure, tries: int) -> None:
         """Exponential back-off with jitter, or the server's Retry-After where longer; a minute at most."""
         own = FIRST_WAIT_S * 2 ** (tries - 1) * self._jitter.uniform(0.75, 1.0)
         wanted = max(own, failure.retry_after_s or 0.0)
-        self.retrying += 1
-        self.trouble = printable(f"{failure.message} (retry {tries} of {retries})")
-        try:
-            await self._sleep(min(wanted, LONGEST_WAIT_S))
-        finally:
-            self.retrying -= 1
-            self.trouble = ""
+        await self._sleep(min(wanted, LONGEST_WAIT_S))
 
     async def _final(self, failure: Failure, tries: int) -> EndpointError:
         if failure.kind != "unknown_model":
