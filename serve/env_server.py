@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import html
 import os
+from asyncio import CancelledError
+from contextlib import suppress
 from secrets import compare_digest
 from typing import Any
 
@@ -32,6 +34,7 @@ from msgrpo.serve.env_session import Catalogue, Move, Saved, Seen, Session
 SPLIT_TYPES = {"train": "train", "val": "validation", "test": "test"}  # the protocol's own words
 MOST_MESSAGE = 2**20  # bytes of one message
 PING_S = 20.0  # a client that does not answer a ping within this time is gone
+STOP_S = 5  # for what is being answered when the server is to end
 SESSIONS = 1000  # at most, where nobody says
 OTHER_FILES = 64  # that the server may have open beside its clients' connections
 NAME = "msgrpo"
@@ -186,16 +189,13 @@ class SmallBodies:
 class ClientsGo:
     """A client of a websocket that has gone is no error: what is sent to it is lost, and nothing more comes of it.
 
-    OpenEnv would still answer it and close it, and say of each that it could not.
+    OpenEnv would still answer it and close it, and say of each that it could not. Nor is it one that the server ends.
     """
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "websocket":
-            await self.app(scope, receive, send)
-            return
         is_there = True
 
         async def receive_from_it() -> Any:
@@ -208,7 +208,11 @@ class ClientsGo:
             except OSError:  # by the ASGI protocol: it has gone
                 is_there = False
 
-        await self.app(scope, receive_from_it, send_to_it)
+        with suppress(CancelledError):  # the server ends; this may be half a request, whose rest never comes
+            if scope["type"] == "websocket":
+                await self.app(scope, receive_from_it, send_to_it)
+            else:
+                await self.app(scope, receive, send)
 
 
 class LocalOnly:
@@ -258,4 +262,5 @@ def run(app: Any, host: str, port: int) -> None:
         ws_max_size=MOST_MESSAGE,
         ws_ping_interval=PING_S,
         ws_ping_timeout=PING_S,
+        timeout_graceful_shutdown=STOP_S,
     )

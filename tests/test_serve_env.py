@@ -319,7 +319,10 @@ class Server:
 
     def stop(self) -> str:
         self._child.terminate()
-        return self._child.communicate(timeout=60)[1]
+        try:
+            return self._child.communicate(timeout=60)[1]
+        finally:
+            self._child.kill()
 
 
 @pytest.fixture(scope="module")
@@ -484,6 +487,17 @@ def test_a_client_that_is_gone_and_one_that_is_idle_cost_nothing() -> None:
         said = running.stop()
         held.close()
     assert "Traceback" not in said  # of closing what is closed already
+
+
+@needs_openenv
+def test_half_a_request_does_not_keep_the_server_from_ending() -> None:
+    """It waited for the other half, and said nothing."""
+    running = Server("frozen-lake")
+    with socket.create_connection(("127.0.0.1", running.port)) as half:
+        half.sendall(b"POST /reset HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
+        running.get("/health")  # by when it has read that
+        said = running.stop()
+    assert "Traceback" not in said
 
 
 @needs_openenv
