@@ -664,10 +664,13 @@ def test_sigterm_ends_an_evaluation_as_ctrl_c_does(tmp_path: Path) -> None:
     arguments = ["eval", "random", "--scenario", SCENARIO, "--episodes", "1000000", "--out", str(tmp_path)]
     with subprocess.Popen([*PROGRAM, *arguments], stderr=subprocess.PIPE, text=True) as child:
         record = tmp_path / "random" / f"{SCENARIO}.jsonl"
-        while not record.is_file() or record.stat().st_size < 1000:
-            time.sleep(0.05)
-        child.terminate()
-        _, said = child.communicate(timeout=120)
+        try:
+            while not record.is_file() or record.stat().st_size < 1000:
+                time.sleep(0.05)
+            child.terminate()
+            _, said = child.communicate(timeout=120)
+        finally:
+            child.kill()  # for which the end of the block waits
     assert child.returncode == 130
     assert "start the same command again" in said
 

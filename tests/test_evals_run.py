@@ -480,7 +480,7 @@ async def test_a_signal_stops_cleanly(signal_sent: signal.Signals, before: Seque
         while not server.requests:
             await asyncio.sleep(0.01)
         child.send_signal(signal_sent)
-        _, said = await asyncio.to_thread(child.communicate)
+        _, said = await asyncio.to_thread(child.communicate, timeout=300)
     assert child.returncode == 130
     assert "start the same command again" in said
     assert "Traceback" not in said
@@ -489,7 +489,7 @@ async def test_a_signal_stops_cleanly(signal_sent: signal.Signals, before: Seque
 async def test_a_wrong_key_ends_with_2(tmp_path: Path) -> None:
     async with FakeServer(then=reply(401, {"error": "wrong key"})) as server:
         child = start(server, tmp_path)
-        _, said = await asyncio.to_thread(child.communicate)
+        _, said = await asyncio.to_thread(child.communicate, timeout=300)
     assert child.returncode == 2
     assert "MSGRPO_API_KEY" in said
     assert "Traceback" not in said
@@ -499,7 +499,7 @@ async def test_an_agent_that_answered_nothing_is_no_success(tmp_path: Path) -> N
     """The other agents' rows stood there, and the exit code was 0."""
     async with FakeServer(then=reply(400, {"error": {"message": "no such template"}})) as server:
         child = start(server, tmp_path, "random", "--json")
-        out, said = await asyncio.to_thread(child.communicate)
+        out, said = await asyncio.to_thread(child.communicate, timeout=300)
     board = json.loads(out)
     assert [row["agent"] for row in board["rows"]] == ["random"]
     assert [silent.split("#")[1] for silent in board["silent"]] == [f"fake in {LAKE.id}"]
