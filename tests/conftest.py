@@ -124,9 +124,6 @@ def app_of(clock: ManualClock, tmp_path: Path) -> Callable[..., PlayApp]:
 
 @pytest.fixture
 def own_ray() -> Iterator[dict[str, str]]:
-    """The environment of a command whose `--ray auto` starts a cluster of its own, whatever runs on this machine.
-
-    Ray gives what it starts the lowest priority but four: beside other tests it then had a thirtieth of a core.
-    """
+    """The environment of a command whose `--ray auto` starts a cluster of its own, whatever runs on this machine."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # short: sockets lie below it
-        yield os.environ | {"OMP_NUM_THREADS": "1", "RAY_TMPDIR": folder, "RAY_worker_niceness": "0"}
+        yield os.environ | {"OMP_NUM_THREADS": "1", "RAY_TMPDIR": folder}

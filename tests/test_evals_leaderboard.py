@@ -40,7 +40,7 @@ from msgrpo.game import Outcome
 from msgrpo.games import get_scenario
 from msgrpo.games.search import optimal_success
 from msgrpo.prompt import PromptTemplate
-from tests.command_line import PROGRAM, invoked, run
+from tests.command_line import PROGRAM, ended, invoked, run
 from tests.evals_helpers import SCENARIO, eval_aside, eval_here, rewritten, suite_episode, write
 from tests.fake_server import FakeServer
 
@@ -662,15 +662,12 @@ def test_the_page_counts_episodes_as_replay_does(evaluated: Path) -> None:
 
 def test_sigterm_ends_an_evaluation_as_ctrl_c_does(tmp_path: Path) -> None:
     arguments = ["eval", "random", "--scenario", SCENARIO, "--episodes", "1000000", "--out", str(tmp_path)]
-    with subprocess.Popen([*PROGRAM, *arguments], stderr=subprocess.PIPE, text=True) as child:
+    with ended(subprocess.Popen([*PROGRAM, *arguments], stderr=subprocess.PIPE, text=True)) as child:
         record = tmp_path / "random" / f"{SCENARIO}.jsonl"
-        try:
-            while not record.is_file() or record.stat().st_size < 1000:
-                time.sleep(0.05)
-            child.terminate()
-            _, said = child.communicate(timeout=120)
-        finally:
-            child.kill()  # for which the end of the block waits
+        while not record.is_file() or record.stat().st_size < 1000:
+            time.sleep(0.05)
+        child.terminate()
+        _, said = child.communicate(timeout=120)
     assert child.returncode == 130
     assert "start the same command again" in said
 
