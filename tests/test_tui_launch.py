@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from msgrpo.agent import LanguageAgent
+from msgrpo.agent import Decision, LanguageAgent, OnText, View
 from msgrpo.episode import read_episodes
 from msgrpo.errors import EndpointError, MissingExtraError, MsgrpoError, RecordError, UsageError
 from msgrpo.install import install_command
@@ -26,10 +26,11 @@ from msgrpo.loopback import is_loopback, is_own
 from msgrpo.prompt import make_template
 from msgrpo.references import OptimalAgent, RandomAgent
 from msgrpo.serve.preflight import free_port
-from msgrpo.tui import browser, launch
+from msgrpo.tui import browser, launch, plain
 from msgrpo.tui.agents import LazyAgent, Table
 from msgrpo.tui.export import BY_HAND, append_episode
 from msgrpo.tui.keys import bindings, is_key, read_keys
+from msgrpo.tui.match import new_match
 from msgrpo.tui.plain import meant, play_plain
 from msgrpo.tui.session import Setup
 from msgrpo.tui.theme import NIGHT
@@ -102,11 +103,11 @@ def test_what_is_said_of_a_game_needs_one(given: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("option", ["--step", "--live"])
-@pytest.mark.parametrize("plain", [("--plain",), ()])
-def test_what_only_the_app_can_do_is_refused_where_a_game_is_printed(option: str, plain: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("printed", [("--plain",), ()])
+def test_what_only_the_app_can_do_is_refused_where_a_game_is_printed(option: str, printed: tuple[str, ...]) -> None:
     """It was left out without a word."""
     with pytest.raises(UsageError, match=f"{option} .*, which only the app can do; .* as text") as refused:
-        run("snake", "--agent", "human", option, *plain)
+        run("snake", "--agent", "human", option, *printed)
     assert refused.value.fix == f"leave out {option}"
 
 
@@ -318,6 +319,25 @@ def test_a_failing_agent_ends_plain_play_with_its_error() -> None:
 
     with pytest.raises(MissingExtraError):
         play_plain(Setup("snake", "random"), resolve, Console(file=io.StringIO()))
+
+
+async def test_as_text_too_it_is_said_who_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For half an hour nothing was, where a server took requests and answered none."""
+    monkeypatch.setattr(plain, "PATIENCE_S", 0.0)
+    said = asyncio.Event()
+
+    class Slow(RandomAgent):
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            await said.wait()
+            return await super().act(view)
+
+    monkeypatch.setattr(plain, "say", lambda line: (said.set(), print(line)))
+    table = Table(lambda spec: Slow())
+    match = new_match(Setup("frozen-lake", "slow"), table.seat)
+    await plain._play(match, table, lambda session: None)
+    assert "slow … · ctrl+c ends the game\n" in capsys.readouterr().out
 
 
 def test_what_a_person_has_played_as_text_is_kept_where_the_other_agent_fails(

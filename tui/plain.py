@@ -12,11 +12,14 @@ from rich.text import Text
 from msgrpo.agent import Decision, thought
 from msgrpo.errors import RecordError, UsageError
 from msgrpo.game import Board, Role
-from msgrpo.tui.agents import Resolve, Table
+from msgrpo.output import say
+from msgrpo.tui.agents import LazyAgent, Resolve, Table
 from msgrpo.tui.export import BY_HAND, append_episode
 from msgrpo.tui.match import Match, new_match
 from msgrpo.tui.series import verdict
 from msgrpo.tui.session import Frame, Session, Setup, ending, points
+
+PATIENCE_S = 10.0  # of silence, before it is said who is waited for
 
 COLOURS: dict[Role, str] = {
     "own": "bold green",
@@ -196,6 +199,26 @@ def meant(typed: str, legal: Sequence[str], others: Mapping[str, str] | None = N
     return same or beginning or list(further)
 
 
+async def _answer(session: Session, player: str) -> Decision:
+    telling = asyncio.ensure_future(_tell_waiting(session, player))
+    try:
+        return await session.agents[player].act(session.view(player))
+    finally:
+        telling.cancel()
+
+
+async def _tell_waiting(session: Session, player: str) -> None:
+    """Say who is waited for, and what a model says of its trouble whenever that is something else."""
+    agent, told = session.agents[player], None
+    while True:
+        await asyncio.sleep(PATIENCE_S)
+        trouble = agent.trouble if isinstance(agent, LazyAgent) else ""
+        if trouble != told:
+            told = trouble
+            doing = "loading" if isinstance(agent, LazyAgent) and not agent.loaded else "waiting for"
+            say(" · ".join(filter(None, (f"{doing} {session.subject(player)} …", trouble, "ctrl+c ends the game"))))
+
+
 async def _play(match: Match, table: Table, show: Callable[[Session], None]) -> None:
     for session in match.sessions:
         show(session)
@@ -206,7 +229,7 @@ async def _play(match: Match, table: Table, show: Callable[[Session], None]) -> 
                 if match.human_seat(i, player):
                     session.answer(player, Decision(ask_person(session, player)))
                 else:
-                    session.answer(player, await session.agents[player].act(session.view(player)))
+                    session.answer(player, await _answer(session, player))
             moving = [session for session in match.sessions if session.ready]
             match.commit()
             for session in moving:
