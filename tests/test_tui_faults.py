@@ -319,6 +319,28 @@ async def test_a_dialog_whose_key_is_typed_twice_stands_once(key: str, app_of) -
         assert app.screen_stack[-2] is below
 
 
+@pytest.mark.parametrize("opened", ["game", "start screen", "run"])
+async def test_an_app_that_is_ended_while_a_screen_opens_ends_in_good_order(
+    opened: str, app_of, tmp_path: Path
+) -> None:
+    """It ended with a traceback: what the screen was to show came when nothing was on it yet."""
+    (tmp_path / "config.json").write_text('{"scenario": "frozen-lake", "steps": 1}')
+    for turns in range(3):
+        app = app_of(None)
+        async with app.run_test() as pilot:
+            await settle(pilot)
+            before = app.screen
+            if opened == "game":
+                app.open_game(Setup("frozen-lake", "random"))
+            elif opened == "run":
+                app.open_run(tmp_path)
+            else:
+                app.choose()
+            await until(lambda app=app, before=before: app.screen is not before)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+
 async def test_a_third_click_on_the_start_screen_opens_no_second_game(app_of) -> None:
     """Both went on, one over the other, and asked their agents."""
     app = app_of(None)

@@ -20,7 +20,7 @@ from textual_plotext import PlotextPlot
 
 from msgrpo.errors import MsgrpoError
 from msgrpo.text import counted
-from msgrpo.tui.clock import Cancel, once_drawn, once_laid_out
+from msgrpo.tui.clock import Cancel, once_drawn, once_laid_out, stands
 from msgrpo.tui.host import Host, host
 from msgrpo.tui.learning import Learning
 from msgrpo.tui.pace import Pace
@@ -90,6 +90,8 @@ class LearnScreen(Screen[None]):
         yield KeyLine()
 
     def on_mount(self) -> None:
+        if not stands(self):  # the app ends as this screen opens
+            return
         if self.host.record and len(self.run.film):
             self.action_pause()
         else:

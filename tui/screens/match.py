@@ -172,6 +172,7 @@ class MatchScreen(Screen[None]):
     def lane(self, session: int) -> Lane:
         return self.query_one(f"#lane-{session}", Lane)
 
+    @while_standing
     def on_resize(self) -> None:
         self.fit()
 
