@@ -215,6 +215,17 @@ def test_a_run_that_was_stopped_or_killed_is_said_to_be(run: Path) -> None:
     assert run_log.goes_on(run) is None
 
 
+@pytest.mark.parametrize("gone", [".", run_log.METRICS])
+def test_of_a_run_that_is_removed_under_its_watcher_what_was_read_last_stays(run: Path, gone: str) -> None:
+    """It was said to play its first update, without a curve; and the app ended where a part was still there."""
+    watched = Learning.of(run)
+    rows, scenes = watched.rows, len(watched.film)
+    shutil.rmtree(run) if gone == "." else (run / gone).unlink()
+    assert watched.state() == "its folder is gone"
+    assert not watched.look()
+    assert (watched.rows, len(watched.film), watched.step) == (rows, scenes, 3)
+
+
 def test_who_looks_at_a_run_keeps_nobody_from_training(tmp_path: Path) -> None:
     with run_log.alone(tmp_path):
         pass
@@ -365,7 +376,7 @@ def test_a_run_of_ones_own_game_names_the_option_that_shows_its_boards(run: Path
         file.write_text(file.read_text().replace('"scenario":"frozen-lake"', '"scenario":"my_game.py:scenario"'))
     shown = Learning.of(run)
     for shown.filming in (False, True):
-        assert "msgrpo --allow my_game.py:scenario" in str(shown.session())
+        assert f"msgrpo --allow my_game.py:scenario play --run {run}" in str(shown.session())
     with pytest.raises(UsageError, match="msgrpo --allow my_game"):  # it was: film=0, or damaged
         still(shown.film)
 

@@ -58,7 +58,7 @@ async def test_a_persons_episode_is_a_record_that_replays(app_of, tmp_path: Path
     (episode,) = read_episodes(tmp_path / "plays" / "human.jsonl")
     assert episode.agents == {"player": "human"}
     assert episode.outcome == "truncated"
-    assert Session.replay(episode).last == 8
+    assert Session.replay(episode, "play").last == 8
 
 
 async def test_keys_that_come_too_fast_never_scrub(app_of) -> None:

@@ -24,7 +24,7 @@ from msgrpo.tui.screens.dialogs import RecordTree
 from msgrpo.tui.screens.records import RecordsScreen
 from msgrpo.tui.session import Session
 from msgrpo.tui.widgets.keyline import KeyLine
-from tests.command_line import run
+from tests.command_line import run, run_here
 from tests.tui_helpers import ManualClock, answer, play_screen, press, scripted, settle, until
 
 LAKE = get_scenario("frozen-lake")
@@ -56,7 +56,7 @@ def test_two_agents_with_one_short_name_are_told_apart(evaluated: Path) -> None:
     renamed = [e.model_copy(update={"agents": {"player": spec}}) for e, spec in zip(episodes, specs, strict=False)]
     records = Records("three", renamed)
     assert [records.line(place)[2] for place in range(3)] == ["a/seed-0", "b/seed-0", "seed-1"]
-    match = Match([Session.replay(episode) for episode in renamed[:2]])
+    match = Match([Session.replay(episode, "play") for episode in renamed[:2]])
     match.seat_people()
     assert [session.title("player") for session in match.sessions] == ["a/seed-0", "b/seed-0"]
 
@@ -298,6 +298,23 @@ async def test_two_endpoints_with_one_model_are_told_apart_in_a_narrow_list(
     await evaluate([scripted(spec, answer("down")) for spec in specs], [LAKE], 2, tmp_path)
     text = listed(str(tmp_path))
     assert [text.count(f"127.0.0.1:{port}/v1#") for port in (8000, 8001)] == [2, 2]
+
+
+async def test_the_command_that_shows_a_game_from_outside_is_given_whole(
+    evaluated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its advice ended in … after the name of the game."""
+    file = records_in([evaluated])[0]
+    file.write_text(file.read_text().replace('"scenario":"frozen-lake"', '"scenario":"my_game.py:scenario"'))
+    arguments = ["play", "--replay", str(file), "--episode", "2", "--plain"]
+    assert run_here(monkeypatch, *arguments) == 2
+    assert f"msgrpo --allow my_game.py:scenario {' '.join(arguments)}\n" in capsys.readouterr().err
+    app = PlayApp(lambda spec: AGENTS[spec], records=Records.read(file), clock=ManualClock())
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await press(pilot, "enter")
+        (said,) = [note.message for note in app._notifications]
+    assert said.endswith(f"msgrpo --allow my_game.py:scenario play --replay {file}")
 
 
 async def test_the_page_holds_as_many_episodes_as_asked_for(evaluated: Path, tmp_path: Path) -> None:

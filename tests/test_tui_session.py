@@ -97,7 +97,7 @@ async def test_taking_over_in_the_past_forgets_the_future_and_signs_the_record()
     }
     session.hand_back("snake1")
     await finish(session)
-    again = Session.replay(Episode.model_validate_json(episode_line(session.episode)))
+    again = Session.replay(Episode.model_validate_json(episode_line(session.episode)), "play")
     assert again.frames[-1].board == session.frames[-1].board
 
 
@@ -113,16 +113,16 @@ async def test_rewinding_and_playing_the_same_moves_has_the_same_luck() -> None:
 async def test_a_replay_shows_every_frame_and_refuses_a_changed_record() -> None:
     played = await finish(solo())
     record = played.episode.model_copy(deep=True)
-    session = Session.replay(record)
+    session = Session.replay(record, "play")
     assert session.cursor == 0
     assert [f.board for f in session.frames] == [f.board for f in played.frames]
     record.turns[1].state = "another text"
     with pytest.raises(RecordError, match=r"step 1 of .* differs .*: what the player read then is another text"):
-        Session.replay(record)
+        Session.replay(record, "play")
     record.turns[1].state = played.episode.turns[1].state
     record.turns[1].reward = 7.0
     with pytest.raises(RecordError, match="step 1 of the record differs"):
-        Session.replay(record)
+        Session.replay(record, "play")
 
 
 async def test_what_is_taken_back_takes_its_late_reward_along() -> None:
@@ -166,7 +166,7 @@ async def test_a_replay_of_a_torn_duel_is_refused() -> None:
     record = (await finish(match.sessions[0])).episode.model_copy(deep=True)
     record.turns.pop()
     with pytest.raises(RecordError, match="step needs one action for each"):
-        Session.replay(record)
+        Session.replay(record, "play")
 
 
 def test_two_agents_of_a_one_player_game_get_a_board_each_from_the_same_start() -> None:

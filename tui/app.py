@@ -33,6 +33,7 @@ from msgrpo.tui.learning import Learning
 from msgrpo.tui.match import Match, new_match
 from msgrpo.tui.recording import Recording
 from msgrpo.tui.records import Records, standing_by_hand
+from msgrpo.tui.scenes import shows
 from msgrpo.tui.screens.dialogs import Palette
 from msgrpo.tui.screens.learn import LearnScreen
 from msgrpo.tui.screens.play import PlayScreen
@@ -242,7 +243,7 @@ class PlayApp(App[None]):
     def _replayed(self, records: Records, episodes: Sequence[Episode]) -> PlayScreen:
         sessions = []
         for episode in episodes:
-            session = Session.replay(episode)
+            session = Session.replay(episode, records.command)
             if self.plays_on is not None:
                 session.offer(self.table.seat(self.plays_on))
             sessions.append(session)
@@ -332,7 +333,7 @@ class PlayApp(App[None]):
     def export_run(self, run: Learning) -> None:
         """Save a picture of the screen, and of a run with a film six of its scenes."""
         name = export.safe_stem(f"{run.folder.resolve().name}-after-{run.film.step if run.filming else run.step}")
-        shown = f"msgrpo play --run {shlex.quote(str(run.folder))}"
+        shown = f"msgrpo {shows(run.folder)}"
         pictures = {f"{name}.svg": self.export_screenshot(title=shown)}
         if len(run.film):
             try:

@@ -124,6 +124,8 @@ def start(
     _check_together(wanted, replay, episode, run, plays_on, games)
     watched = None if run is None else Learning.of(run)
     records = None if replay is None else Records.read(replay)
+    if records is not None:
+        records.command = shlex.join(sys.argv[1:])
     if records is not None and episode is not None:
         records.choose(episode)
     if record is not None:
@@ -187,7 +189,7 @@ def _check_begins(resolve: Resolve, wanted: Setup | None, records: Records | Non
     if wanted is not None:
         new_match(wanted, Table(resolve).seat)
     if records is not None and _alone(records):
-        Session.replay(records.episode)
+        Session.replay(records.episode, records.command)
 
 
 def _alone(records: Records) -> bool:
@@ -227,6 +229,7 @@ def filtered(folder: Path, only: str, agent: str, words: str, best: bool) -> Rec
         raise UsageError(f"{folder} has no episode of {agent!r}", fix=nearest(agent, names))
     if only == "mistakes" and all(turn.regret is None for episode in records.episodes for turn in episode.turns):
         raise UsageError(f"no move of {folder} was judged", fix="play it again with: msgrpo eval … --regret")
+    records.command = shlex.join(sys.argv[1:])
     records.only, records.agent, records.words, records.best_first = only, names.get(agent, EVERYBODY), words, best
     return records
 
@@ -329,7 +332,7 @@ def _print(
     if records is not None:
         if not records.chosen:
             records.place = len(records.episodes) - 1
-        show_replay(Session.replay(records.episode), console)
+        show_replay(Session.replay(records.episode, records.command), console)
         return
     wanted = _printed(wanted, plain=plain)
     for spec in filter(None, (wanted.agent, wanted.against)):

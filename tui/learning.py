@@ -16,7 +16,7 @@ from msgrpo.errors import MsgrpoError, RecordError, RunError
 from msgrpo.mixture import names_of
 from msgrpo.run_log import CALLED, GroupRow, Member, Update, WatchedEpisode
 from msgrpo.text import duration, printable
-from msgrpo.tui.scenes import Scenes
+from msgrpo.tui.scenes import Scenes, shows
 from msgrpo.tui.session import Session, short_name
 
 PARTS = {"time/rollout": "playing", "time/update": "learning"}
@@ -48,7 +48,9 @@ class Learning:
         return run
 
     def look(self) -> bool:
-        """Read what is new; whether there was anything."""
+        """Read what is new; whether there was anything. Of a folder that is gone, what was read last stays."""
+        if self.gone:
+            return False
         try:
             rows = run_log.read_rows(self.folder)
         except RunError as error:  # who trains has to begin anew, who only looks has not
@@ -127,7 +129,7 @@ class Learning:
                 return "no episode of this group was kept whole"
             return self.nothing
         try:
-            return Session.replay(sample.episode)
+            return Session.replay(sample.episode, shows(self.folder))
         except MsgrpoError as error:  # one that went on from the middle of another (branch), or a foreign game
             return str(error)
 
@@ -170,11 +172,19 @@ class Learning:
         return max((row["step"] for row in self.train_rows), default=0)
 
     @property
+    def gone(self) -> bool:
+        """Whether the run's files were removed, or moved away, while it was watched."""
+        files = [run_log.CONFIG, *([run_log.METRICS] if self.rows else [])]
+        return not all((self.folder / file).is_file() for file in files)
+
+    @property
     def over(self) -> bool:
         return (self.folder / run_log.SUMMARY).is_file() and self.done >= self.settings["steps"]
 
     def state(self) -> str:
-        """Where the run stands: the time that is left by its own pace, or that it is over, stopped, or silent."""
+        """Where the run stands: the time left by its own pace, or that it is over, gone, stopped or silent."""
+        if self.gone:
+            return "its folder is gone"
         if self.over:
             return "over"
         goes_on = run_log.goes_on(self.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -43,6 +44,7 @@ class Records:
     best_first: bool = False  # in place of the order in which they were played
     place: int = 0
     chosen: bool = False  # by its number
+    command: str = ""  # after `msgrpo`, that shows them
 
     @classmethod
     def read(cls, path: Path) -> Records:
@@ -72,7 +74,7 @@ class Records:
             what = ": what stands there is none, or was cut off as it was written" if unread else ""
             raise RecordError(f"{path} holds no episode{what}", fix="play or evaluate again to record one")
         left_out = f" · {counted(damaged, 'file')} left out: no record" if damaged else ""
-        return cls(printable(f"{path}{left_out}"), episodes)
+        return cls(printable(f"{path}{left_out}"), episodes, command=f"play --replay {shlex.quote(str(path))}")
 
     @classmethod
     def high_scores(cls, file: Path) -> Records:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,11 @@ from msgrpo.tui.shades import MUTED
 
 Seeds = tuple[int, int]  # of a start and its luck
 NOT_PLAYED = "this start was not played to its end"
+
+
+def shows(run: Path) -> str:
+    """The command that shows a run, after `msgrpo`."""
+    return f"play --run {shlex.quote(str(run))}"
 
 
 @dataclass
@@ -80,7 +86,7 @@ class Scenes:
         if isinstance(episode, str):
             return episode
         try:
-            return Session.replay(episode)
+            return Session.replay(episode, shows(self.folder))
         except MsgrpoError as error:
             return str(error)
 

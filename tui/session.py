@@ -17,10 +17,11 @@ from msgrpo.agent import Agent, Decision, View
 from msgrpo.episode import Episode, Turn, apply_turn, new_episode, observation_of, view_of
 from msgrpo.errors import GameError, GameFaultError, RecordError
 from msgrpo.game import Board, Game, Outcome, Scenario, shown_board
-from msgrpo.games import SCENARIOS, get_scenario, recorded_scenario
+from msgrpo.games import SCENARIOS, get_scenario, may_load
 from msgrpo.limits import games_code
 from msgrpo.specs import names_an_agent
 from msgrpo.text import printable
+from msgrpo.trust import check_named
 from msgrpo.tui.agents import HUMAN, EmptySeat, HumanAgent
 
 SPEED, LIVE_SPEED = 4.0, 2.0  # steps a second, unless somebody asks for another; the second in real time
@@ -119,12 +120,15 @@ class Session:
             self.frames = [Frame.of(game, {}, tallies)]
 
     @classmethod
-    def replay(cls, episode: Episode) -> Session:
-        """The session of a record, simulated again. Raises RecordError at the first difference.
+    def replay(cls, episode: Episode, command: str) -> Session:
+        """The session of a record, simulated again. Raises RecordError at the first difference, and UsageError for a
+        game from outside that nobody has allowed: `command` shows the record, and is given with what allows it.
 
         Its seats are empty: who is named in a record is never asked, and never loaded.
         """
-        scenario = recorded_scenario(episode.scenario)
+        if not may_load(episode.scenario):
+            check_named([("the game", episode.scenario)], "a record", command)
+        scenario = get_scenario(episode.scenario)
         people = [player for player in scenario.players if episode.agents.get(player) == HUMAN]
         names = {player: f"player {number}" for number, player in enumerate(people, start=1) if len(people) > 1}
         agents = {

@@ -35,7 +35,7 @@ class ShowcaseScreen(MatchScreen):
 
     def __init__(self, showcase: Showcase) -> None:
         pair = showcase.pair
-        sessions = [Session.replay(episode) for episode in (pair.before, pair.after)]
+        sessions = [Session.replay(episode, "play") for episode in (pair.before, pair.after)]
         for session, name in zip(sessions, NAMES, strict=True):
             session.rename(name)
         specs = [spec for session in sessions for spec in session.episode.agents.values()]
