@@ -16,9 +16,10 @@ from msgrpo.games import get_scenario
 from msgrpo.tui import showcase
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.choices import remember
+from msgrpo.tui.screens.play import PlayScreen
 from msgrpo.tui.screens.showcase import NEXT_S, ShowcaseScreen
 from msgrpo.tui.screens.start import StartScreen
-from msgrpo.tui.session import Session
+from msgrpo.tui.session import SPEED, Session
 from msgrpo.tui.showcase import Showcase
 from msgrpo.tui.widgets.options import Options
 from tests.tui_helpers import (
@@ -30,6 +31,7 @@ from tests.tui_helpers import (
     settle,
     text_of,
     ticks,
+    until,
 )
 
 
@@ -52,7 +54,7 @@ def test_the_recorded_comparison_is_real_and_small() -> None:
     for pair in shown.pairs:
         for episode, agent in ((pair.before, "nano"), (pair.after, f"nano:{pair.scenario}")):
             assert list(episode.agents.values()) == [agent]
-            Session.replay(episode)
+            Session.replay(episode, "play")
         assert pair.before.start_seed == pair.after.start_seed == pair.after.chance_seed
     for game in shown.games:
         seeds = {pair.before.start_seed for pair in shown.pairs if pair.scenario == game}
@@ -70,7 +72,7 @@ def test_a_comparison_that_was_changed_does_not_replay(tmp_path: Path) -> None:
     episodes = [episode for pair in Showcase(file).pairs for episode in (pair.before, pair.after)]
     changed = next(episode for episode in episodes if any(turn.reward == 2 for turn in episode.turns))
     with pytest.raises(RecordError, match="differs"):
-        Session.replay(changed)
+        Session.replay(changed, "play")
 
 
 async def test_the_app_opens_on_the_comparison_and_the_board_can_be_played(tmp_path: Path) -> None:
@@ -167,11 +169,37 @@ async def test_the_start_screen_offers_games_from_outside_and_loads_no_code_unas
         assert {"babyai-goto", "spiel:chess", "spiel:connect_four"} <= set(names)
         before = memory.read_text()
         await press(pilot, "enter")
+        await until(lambda: not screen._loads)
         assert "was loaded" in str([note.message for note in app._notifications])
         assert memory.read_text() == before
         await press(pilot, "home")
         assert screen.chosen("games") == "frozen-lake"
         assert "compare" in text_of(app, "#ways")
+
+
+async def test_a_game_that_takes_long_to_load_is_said_to_load_and_opens_then(tmp_path: Path) -> None:
+    """The app stood still meanwhile, and said nothing: up to a minute, for a file as for a server."""
+    game, go_on = tmp_path / "my_game.py", tmp_path / "go-on"
+    game.write_text(
+        "from pathlib import Path\nfrom time import sleep\n"
+        f"while not Path({str(go_on)!r}).exists():\n    sleep(0.01)\n"
+        "from msgrpo.games import get_scenario\nscenario = get_scenario('frozen-lake')\n"
+    )
+    memory = tmp_path / "memory.json"
+    remember(memory, {"recent": f"{game}:scenario", "games": f"{game}:scenario", "ways": "play"})
+    app = PlayApp(resolver(), None, clock=ManualClock(), runs=tmp_path, plays=tmp_path / "plays", memory=memory)
+    async with app.run_test(size=(120, 60)) as pilot:
+        await settle(pilot)
+        screen = app.screen
+        await press(pilot, "enter", "enter", "plus")
+        assert isinstance(screen, StartScreen)
+        assert text_of(app, "#rules").endswith("loading it …")
+        assert screen.speed > SPEED  # keys are heard
+        await press(pilot, "minus")
+        go_on.touch()
+        await until(lambda: isinstance(app.screen, PlayScreen))
+        await settle(pilot)
+        assert app.screen_stack[-2] is screen
 
 
 @pytest.mark.parametrize("fails", ["reference", "move", "board"])

@@ -169,6 +169,7 @@ class StartScreen(Screen[None]):
         self._preview: Game | None = None
         self._timer: Cancel | None = None
         self._instead: dict[str, tuple[str, str]] = {}  # list of agents -> (nano, who was chosen in its place)
+        self._loads = ""  # the game from outside that is being loaded
         self._clicked: tuple[str, str] | None = None  # (list, entry) that was clicked last
 
     def compose(self) -> ComposeResult:
@@ -205,6 +206,8 @@ class StartScreen(Screen[None]):
         )
 
     def on_mount(self) -> None:
+        if not stands(self):  # the app ends as this screen opens
+            return
         games = self.query_one("#games", Options)
         games.highlighted = [choice.spec for choice in self.games].index(self.scenario)
         games.focus()
@@ -332,7 +335,29 @@ class StartScreen(Screen[None]):
     def action_start(self) -> None:
         if self.chosen("games") == YOURS:
             self.action_own_game()
+        elif not runs_code(self.chosen("games")):
+            self._start()
+        elif self.chosen("games") != self._loads:
+            self._loads = self.chosen("games")
+            self._load_and_start(self.setup)
+
+    @work(group="loading")
+    async def _load_and_start(self, setup: Setup) -> None:
+        """Load a game from outside, which may take a minute, and open it if it is chosen still."""
+        self.query_one("#rules", Clipped).show(Content(f"{setup.scenario}\n\nloading it …"))
+        try:
+            await in_daemon_thread(lambda: get_scenario(setup.scenario))
+        except MsgrpoError as error:
+            self.notify(str(error), severity="error")
+        else:
+            if self.is_active and self.setup == setup:
+                self._start()
+        if not stands(self):
             return
+        self._loads = ""
+        self.show_game()
+
+    def _start(self) -> None:
         chosen = {name: self.chosen(name) for name in LISTS}
         if not host(self).open_game(self.setup):
             return
