@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,12 @@ async def test_without_a_terminal_the_list_is_text(evaluated: Path) -> None:
     assert "nano" not in only
     assert listed(str(evaluated), "--words", "no such words").count("│ frozen-lake") == 0
     assert "0.000" in only  # what moves lost, where it was judged
+
+
+async def test_a_folder_whose_name_looks_like_markup_is_read(evaluated: Path, tmp_path: Path) -> None:
+    """What is said while a recording is written ended the program for such a name, and the recording was lost."""
+    folder = Path(shutil.copytree(evaluated, tmp_path / "a[" / "b]"))
+    assert listed(str(folder)).count("frozen-lake") == 8
 
 
 @pytest.mark.parametrize("arguments", [["--only", "wn"], ["--agent", "nobody"]])

@@ -38,10 +38,12 @@ def view(
         from msgrpo.evals.record import check_games
 
         check_games([folder], shlex.join(sys.argv[1:]))
-        launch.write_page(folder, html, episodes)
+        with launch.busy(out, f"reading {folder} and writing {html}"):
+            launch.write_page(folder, html, episodes)
         out.print(f"{html}", highlight=False, markup=False, soft_wrap=True)
         return
-    records = launch.filtered(folder, only, agent, words, best)
+    with launch.busy(out, f"reading {folder}"):
+        records = launch.filtered(folder, only, agent, words, best)
     launch.browse(
         lambda spec: make_agent(spec, Sampling(), show_probabilities=True), records, plain=plain, console=out
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -19,9 +20,9 @@ from msgrpo.game import Scenario, shown_board
 from msgrpo.games import get_scenario
 from msgrpo.limits import games_code
 from msgrpo.models.lora import read_adapter_config
-from msgrpo.output import Name, print_table
+from msgrpo.output import Name, out, print_table
 from msgrpo.specs import shipped
-from msgrpo.text import counted, interval_text
+from msgrpo.text import counted, interval_text, printable
 from msgrpo.tui import recording
 from msgrpo.tui.agents import HUMAN, Resolve, Table
 from msgrpo.tui.choices import memory_file, missing_extra
@@ -71,7 +72,8 @@ def setup(
                 fix=f"name one, as in: msgrpo play snake {given[0]} …   (or leave it out, and choose in the app)",
             )
         return None
-    game = get_scenario(scenario)
+    with busy(out, f"loading {scenario}"):  # a file or a server takes its time
+        game = get_scenario(scenario)
     agent = agent or usual(game)
     if live and not keeps_direction(game):
         raise UsageError(
@@ -123,11 +125,13 @@ def start(
         raise UsageError("--web shows the app, and --plain leaves it out; give one of them")
     _check_together(wanted, replay, episode, run, plays_on, games)
     watched = None if run is None else Learning.of(run)
-    records = None if replay is None else Records.read(replay)
-    if records is not None:
+    records = None
+    if replay is not None:
+        with busy(console, f"reading {replay}"):
+            records = Records.read(replay)
         records.command = shlex.join(sys.argv[1:])
-    if records is not None and episode is not None:
-        records.choose(episode)
+        if episode is not None:
+            records.choose(episode)
     if record is not None:
         _check_record(record, wanted, records, watched, plain=plain)
         if watched is not None and record.suffix == recording.STILL:
@@ -160,8 +164,13 @@ def start(
     )
     _open(app)
     if record is not None:
-        with console.status(f"writing {record} …"):
+        with busy(console, f"writing {record}"):
             write_recording(app.recording, record, app.trouble, console)
+
+
+def busy(console: Console, doing: str) -> Status:
+    """Says on a terminal what is being done, for as long as the block takes: names in it are no markup."""
+    return console.status(Text(printable(f"{doing} …")))
 
 
 def _check_together(
