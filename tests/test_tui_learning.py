@@ -484,7 +484,7 @@ def test_a_broken_newest_update_costs_the_groups_and_not_the_curve(run: Path) ->
 
 
 async def test_why_nothing_is_shown_stays_on_the_screen(run: Path) -> None:
-    """A message that goes away left a finished run with `nothing measured yet`."""
+    """A message that goes away left a finished run with `no groups yet`."""
     for file in (run / run_log.UPDATES).glob("*.json"):
         file.write_text("{")
     app = PlayApp(lambda spec: pytest.fail(spec), run=Learning.of(run), clock=ManualClock())
@@ -493,7 +493,7 @@ async def test_why_nothing_is_shown_stays_on_the_screen(run: Path) -> None:
         app.clear_notifications()
         await settle(pilot)
         assert "is no update" in str(app.screen.query_one(Groups).render())
-        assert "nothing measured" not in shown(app)
+        assert "no groups yet" not in shown(app)
 
 
 async def test_a_finished_run_without_its_updates_is_not_said_to_begin(run: Path) -> None:

@@ -15,7 +15,7 @@ from msgrpo.tui.scenes import learner_of, scale_of, scene_legend, scene_sign
 from msgrpo.tui.session import Session, points
 from msgrpo.tui.shades import MUTED
 
-NOTHING_YET = "nothing measured yet"
+NOTHING_YET = "no groups yet"
 FLAT = "  flat"
 PALEST, PALEST_LIGHT = 60, 85  # percent of the colour of the smallest advantage: still read on dark, on light ground
 HERE = "▸"  # marks the turn that led to what the board shows
