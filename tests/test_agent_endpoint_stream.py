@@ -34,6 +34,13 @@ async def test_streaming_gives_the_text_so_far() -> None:
     assert server.requests[0].body["stream"] is True
 
 
+async def test_a_server_that_does_not_stream_is_understood() -> None:
+    """Its answer was called a stream that ended too soon, ten times over: in the app such a server never played."""
+    async with FakeServer([answer("Go up")]) as server:
+        got = await Client(server).ask(on_text=lambda text: None)
+    assert (got.text, got.retries, got.prompt_tokens) == ("Go up", 0, 100)
+
+
 @pytest.mark.parametrize(
     "broken",
     [

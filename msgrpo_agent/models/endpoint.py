@@ -242,7 +242,9 @@ class EndpointModel:
         return [str(model["id"])[:LONGEST_NAME] for model in objects(listed) if model.get("id")]
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        response = await self._client.ask("POST", self._chat, self._body(request))
+        return self._read(request, await self._client.ask("POST", self._chat, self._body(request)))
+
+    def _read(self, request: dict[str, Any], response: Response) -> dict[str, Any]:
         if not _is_success(response.status):
             raise StatusError(response)
         if response.body.lstrip()[:1] == b"<":
@@ -262,12 +264,12 @@ class EndpointModel:
         """The same answer, put together from its pieces; `on_text` gets the text so far, now and then."""
         request = request | {"stream": True, "stream_options": {"include_usage": True}}
         async with self._client.stream("POST", self._chat, self._body(request)) as (response, pieces):
-            if not _is_success(response.status):
-                whole = b"".join([piece async for piece in pieces])
-                raise StatusError(Response(response.status, response.headers, whole))
-            if response.content_type == "text/html":
+            if _is_success(response.status) and response.content_type == "text/html":
                 raise WebPageError
-            return await streamed(pieces, on_text, partial(self._check_length, request))
+            if _is_success(response.status) and response.content_type != "application/json":
+                return await streamed(pieces, on_text, partial(self._check_length, request))
+            whole = b"".join([piece async for piece in pieces])  # an error, or of a server that does not stream
+        return self._read(request, Response(response.status, response.headers, whole))
 
 
 def _is_success(status: int) -> bool:
