@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -97,6 +98,21 @@ def test_ray_train_tells_the_desk_of_each_start_before_the_ranks_meet(monkeypatc
     group = SimpleNamespace(execute=lambda function: happened.append("asked the ranks"))
     config.backend_cls().on_start(group, config)
     assert happened == ["told", "asked the ranks", "met"]
+
+
+@pytest.mark.parametrize(("trainers", "waits"), [("2", str(cluster.PLACES_S)), ("1-2", None)])
+def test_places_for_all_trainers_are_waited_for(
+    trainers: str, waits: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray Train asks for a minute. The sixth time ended a run that had lost a node, or found a full cluster."""
+    name = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+    monkeypatch.setenv(name, "")
+    monkeypatch.delenv(name)
+    monkeypatch.setattr(cluster, "TorchTrainer", lambda *given, **more: SimpleNamespace(fit=lambda: None))
+    config = make_config(settings=[f"trainers={trainers}"])
+    work = cluster.Work(config, tmp_path, False, (), tmp_path, tmp_path, None, [], "auto")
+    cluster.Fit(work, gpus=False).thread.join()
+    assert os.environ.get(name) == waits
 
 
 def test_a_desk_that_does_not_answer_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ from msgrpo.train.stopping import stop_requests
 
 POLL_S = 0.3  # between two looks at the desk
 DOING_S = 0.5  # between two reports of what goes on
+PLACES_S = 7 * 24 * 3600  # for places of all trainers: what is missing is shown meanwhile, and Ctrl-C is heard
 MISSING_S = 10.0  # between two looks at what the cluster has
 END_S = 30.0  # for Ray Train's own end
 DESK_S = 300.0  # for an answer of the desk, whose process Ray starts again where it does not begin within a minute
@@ -235,6 +236,8 @@ class Fit:
 
     def __init__(self, work: Work, *, gpus: bool) -> None:
         few, many = work.config.trainers_range
+        if few == many:  # else Ray Train tries with another number of them after a minute
+            os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(PLACES_S))
         self._trainer = TorchTrainer(
             rank,
             train_loop_config={"work": work},
