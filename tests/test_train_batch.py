@@ -231,7 +231,7 @@ def test_describe_by_hand() -> None:
     cut = Turn(step=0, player="player", state="s", completion_tokens=30, finish_reason="length")
     bad = cut.model_copy(update={"failure": ParseFailure.NO_TAG})
     episodes = [episode(True, good, cut), episode(False, bad, good)]
-    found = describe(Rollouts([group(0, 1), group(1, 1)], episodes, [], [], 0, 0, 0.0, 0.0))
+    found = describe(Rollouts([group(0, 1), group(1, 1)], episodes, episodes, [], 0, 0, 0.0, 0.0))
     assert found == {
         "rollout/return": 0.5, "rollout/success": 0.5, "rollout/invalid": 0.25, "rollout/truncated": 0.5,
         "rollout/turns": 4.0, "rollout/tokens": 80.0, "rollout/flat_groups": 0.5, "rollout/lost": 0.0,

@@ -625,7 +625,7 @@ def test_a_stop_while_waiting_for_what_is_played_ahead_gives_it_up(root: Path) -
         silent = lambda done, planned, tokens: None  # noqa: E731
         source.next(0, 0, model, config.sampling, silent)
         (begun,) = source._coming
-        coming = begun.work
+        coming = begun.played
         assert isinstance(coming, InThread)
 
         def stopped() -> None:

@@ -109,7 +109,8 @@ def test_what_was_added_counts_among_the_lost_too(monkeypatch: pytest.MonkeyPatc
     settings = config("groups=3", "group_size=2", "explore=refill")
     good, lost = episode(start=70), episode(start=80, error="timeout")
     rollouts = next_of(settings, monkeypatch, [good, lost])
-    assert (rollouts.further, rollouts.lost, rollouts.next_start) == ([good], [lost], 99)
+    added = rollouts.all_episodes[len(rollouts.episodes) :]
+    assert (added, rollouts.lost, rollouts.next_start) == ([good], [lost], 99)
     with pytest.raises(LostError, match="3 of 9 episodes have no result"):
         next_of(settings, monkeypatch, [lost] * 3)
 

@@ -162,15 +162,15 @@ def test_describe_counts_turns_episodes_and_players_each_by_their_own_number() -
         episode(False, {"a": 2.0, "b": 0.5}, good),
         episode(None, {"a": 0.0, "b": -0.5}, good),
     ]
-    assert describe(Rollouts(groups, episodes, [], [], 0, 0, 0.0, 0.0)) == pytest.approx(
+    assert describe(Rollouts(groups, episodes, episodes, [], 0, 0, 0.0, 0.0)) == pytest.approx(
         {
             "rollout/return": 3.0 / 6, "rollout/invalid": 2 / 5, "rollout/truncated": 1 / 5, "rollout/turns": 5.0,
             "rollout/tokens": 50.0, "rollout/flat_groups": 2 / 3, "rollout/success": 1 / 2, "rollout/lost": 0.0,
         }
     )  # fmt: skip
-    assert "rollout/success" not in describe(Rollouts(groups, episodes[2:], [], [], 0, 0, 0.0, 0.0))
+    assert "rollout/success" not in describe(Rollouts(groups, episodes[2:], episodes[2:], [], 0, 0, 0.0, 0.0))
     unplayed = [episode(None, {"a": 1.0})]  # the opponent had won before the policy's first turn
-    assert describe(Rollouts([], unplayed, [], [], 0, 0, 0.0, 0.0)) == {
+    assert describe(Rollouts([], unplayed, unplayed, [], 0, 0, 0.0, 0.0)) == {
         "rollout/return": 1.0, "rollout/turns": 0.0, "rollout/tokens": 0.0, "rollout/lost": 0.0,
     }  # fmt: skip  # of no turn and no group there is no share, nor an entropy: all stood as 0
 

@@ -296,44 +296,25 @@ class Rollouts:
 
     groups: list[Group]
     episodes: list[Episode]  # G from each start
-    further: list[Episode]  # that `explore` has added
+    all_episodes: list[Episode]  # with those that `explore` has added
     lost: list[Episode]  # that have no result, because the game itself failed
     next_start: int  # where the next update's starts begin
     staleness: int  # updates between the version that played and the one that learns
     played_s: float  # how long they were played
     waited_s: float  # how long the trainer waited for them
 
-    @property
-    def all_episodes(self) -> list[Episode]:
-        return [*self.episodes, *self.further]
-
 
 Played = tuple[list[Episode], float]  # one rank's episodes, and how long they took
 
 
-class AtOnce:
-    """`InThread` without a thread, for rollouts in the trainer's process, where both would wait for the same cores:
-    all is played at once, when this is made.
-    """
-
-    def __init__(self, playing: Coroutine[Any, Any, list[Played]]) -> None:
-        self._played = asyncio.run(playing)
-
-    def result(self) -> list[Played]:
-        return self._played
-
-    def give_up(self) -> None:
-        """Nothing to give up: it has ended already."""
-
-
 @dataclass(frozen=True)
 class _Begun:
-    """An update's rollouts, played already or being played; one `work` may play those of several updates."""
+    """An update's rollouts, played already or being played; those of several updates may be played together."""
 
     playing: Playing
     version: int
-    work: AtOnce | InThread[list[Played]]
-    place: int = 0  # among what the work plays
+    played: list[Played] | InThread[list[Played]]
+    place: int = 0  # among what is played together
 
 
 class RolloutSource:
@@ -351,9 +332,10 @@ class RolloutSource:
         began = time.perf_counter()
         if not self._coming:
             playing = self._playing(first_start, step, model, sampling, ended)
-            self._coming.append(_Begun(playing, step, AtOnce(_in_turn([playing]))))
-        begun = self._coming[0]
-        own, seconds = begun.work.result()[begun.place]  # a stop while it waits here leaves it to `close`
+            self._coming.append(_Begun(playing, step, asyncio.run(_in_turn([playing]))))
+        begun = self._coming[0]  # a stop while this waits for it leaves it to `close`
+        played = begun.played.result() if isinstance(begun.played, InThread) else begun.played
+        own, seconds = played[begun.place]
         self._coming.popleft()
         episodes = self._players.ranks.gather(own)
         check_lost(episodes)  # before more is played where it would be lost too
@@ -361,14 +343,14 @@ class RolloutSource:
         if self._config.explore is not None:
             further = self._config.explore.further(begun.playing, episodes)
         waited = time.perf_counter() - began
-        played = [*episodes, *further.episodes]
-        check_lost(played)
+        every = [*episodes, *further.episodes]
+        check_lost(every)
         self._begin(begun.playing.next_start, step, model, sampling)
         return Rollouts(
             groups=[*begun.playing.groups(episodes), *further.groups],
             episodes=with_result(episodes),
-            further=with_result(further.episodes),
-            lost=[episode for episode in played if episode.error is not None],
+            all_episodes=with_result(every),
+            lost=[episode for episode in every if episode.error is not None],
             next_start=max(begun.playing.next_start, further.next_start),
             staleness=step - begun.version,
             played_s=seconds,
@@ -378,7 +360,8 @@ class RolloutSource:
     def close(self) -> None:
         """Give up what is being played."""
         for begun in self._coming:
-            begun.work.give_up()
+            if isinstance(begun.played, InThread):
+                begun.played.give_up()
 
     def _begin(self, first_start: int, version: int, model: LanguageModel, sampling: Sampling) -> None:
         """Begin what `ahead` lets be played by this version: at first of several updates, then of one at a time."""
@@ -390,8 +373,8 @@ class RolloutSource:
             playings.append(self._playing(first_start, step, model, sampling, silent))
             first_start = playings[-1].next_start
         if playings:
-            work = AtOnce(_in_turn(playings)) if self._here else InThread(_in_turn(playings))
-            self._coming += [_Begun(playing, version, work, place) for place, playing in enumerate(playings)]
+            played = asyncio.run(_in_turn(playings)) if self._here else InThread(_in_turn(playings))
+            self._coming += [_Begun(playing, version, played, place) for place, playing in enumerate(playings)]
 
     def _playing(
         self, first_start: int, step: int, model: LanguageModel, sampling: Sampling, ended: Ended
