@@ -406,6 +406,27 @@ def test_a_terminal_that_is_gone_leaves_the_ranks_the_time_to_save(
         cluster._followed(fit, work, SimpleNamespace(note=gone), gpus=False)  # type: ignore[arg-type]
 
 
+def test_what_is_missing_is_noted_once_for_as_long_as_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that waited for an hour had said it 360 times."""
+    told, lacks = list[tuple[str, str]](), iter(["1 CPU", "1 CPU", "2 CPU", ""])
+    fetched = iter([*[([], None, True)] * 4, ([], RunEnd(saved=True), True)])
+    desk = SimpleNamespace(fetch=SimpleNamespace(remote=lambda: next(fetched)))
+    monkeypatch.setattr(cluster.ray, "get", lambda answer, timeout: answer)
+    monkeypatch.setattr(cluster, "missing", lambda config, gpus: next(lacks))
+    monkeypatch.setattr(cluster, "MISSING_S", 0.0)
+    monkeypatch.setattr(cluster, "POLL_S", 0.0)
+    work = cluster.Work(make_config(), tmp_path, False, (), tmp_path, tmp_path, desk, [], "auto")
+    fit: Any = SimpleNamespace(thread=SimpleNamespace(is_alive=lambda: True))
+    report: Any = SimpleNamespace(
+        note=lambda text: told.append(("note", text)), doing=lambda text: told.append(("doing", text))
+    )
+    with pytest.raises(KeyboardInterrupt):
+        cluster._followed(fit, work, report, gpus=False)
+    assert told == [("note", "waiting: 1 CPU"), ("doing", "waiting: 1 CPU"), ("note", "waiting: 2 CPU")]
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_an_error_of_a_later_rank_lets_the_first_save(
     place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

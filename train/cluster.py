@@ -262,7 +262,7 @@ class Fit:
 
 def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str, Any]:
     """Show what the ranks report until the run has ended."""
-    passed_on, looked = False, 0.0
+    passed_on, looked, lacked = False, 0.0, ""
 
     def tell(method: str, *given: Any) -> None:
         with suppress(OSError):  # nobody may read any more, and the ranks still have to save
@@ -286,8 +286,9 @@ def _followed(fit: Fit, work: Work, report: Reporter, *, gpus: bool) -> dict[str
                 raise KeyboardInterrupt  # nobody is there who could save anything
             if time.monotonic() - looked > MISSING_S:
                 looked = time.monotonic()
-                if lack := missing(work.config, gpus=gpus):
-                    tell("note", f"waiting: {lack}")
+                before, lacked = lacked, missing(work.config, gpus=gpus)
+                if lacked:
+                    tell("doing" if lacked == before else "note", f"waiting: {lacked}")
                 elif not begun:
                     free = ray.available_resources()
                     has = f"{free.get('CPU', 0):g} CPU, {free.get('GPU', 0):g} GPU"
