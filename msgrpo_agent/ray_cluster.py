@@ -20,6 +20,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing about a run goes to anybody
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",  # Ray waits ten minutes for a trainer that stands still
     "RAY_worker_niceness": "0",  # of a cluster that begins here: with Ray's 15 it stands still beside anything else
 }
 AUTH_MODE = "RAY_AUTH_MODE"  # Ray's: whether this process sends its token

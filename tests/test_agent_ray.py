@@ -149,21 +149,25 @@ def test_an_address_that_is_no_ray_is_asked_twice(own: str | None, monkeypatch: 
     assert os.environ.get(ray_cluster.TRIES) == own
 
 
-@pytest.mark.parametrize(("own", "then"), [(None, "0"), ("5", "5")])
-def test_a_cluster_of_its_own_is_as_urgent_as_the_command(
-    own: str | None, then: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("own", [None, "5"])
+@pytest.mark.parametrize(
+    ("name", "ours"), [("RAY_worker_niceness", "0"), ("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "120")]
+)
+def test_what_ray_is_told_where_nobody_has_said_otherwise(
+    name: str, ours: str, own: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray gives its workers nice 15: beside anything else that computes, a run with `--ray auto` stood still."""
+    """Ray gives its workers nice 15: beside anything else that computes, a run with `--ray auto` stood still. And it
+    waited ten minutes for a trainer that was frozen.
+    """
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
-    niceness = list[str]()
-    for name in ray_cluster.ENVIRONMENT:
-        monkeypatch.setenv(name, own or "")
+    told = list[str]()
+    for each in ray_cluster.ENVIRONMENT:
+        monkeypatch.setenv(each, own or "")
         if own is None:
-            monkeypatch.delenv(name)
-    name = "RAY_worker_niceness"
-    monkeypatch.setattr(ray_cluster, "_start", lambda *given: niceness.append(os.environ[name]))
+            monkeypatch.delenv(each)
+    monkeypatch.setattr(ray_cluster, "_start", lambda *given: told.append(os.environ[name]))
     with ray_cluster.connected("local"):
-        assert niceness == [then]
+        assert told == [own or ours]
 
 
 def test_a_failure_without_a_word_is_named_by_its_type() -> None:
