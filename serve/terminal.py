@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from msgrpo.errors import ServeError, UsageError
 from msgrpo.files import expanded, is_folder
@@ -27,8 +29,10 @@ from msgrpo.serve.preflight import (
 from msgrpo.serve.server import Server, models
 from msgrpo.serve.vllm_command import KEY_VARIABLE, Engine, Launch, Request, build, common_base
 from msgrpo.signals import ending_as_interrupt
+from msgrpo.text import duration
 
 LOGS = Path("runs") / "serve"
+LONG_S = 60.0  # of a start, after which its time and its log are told
 
 
 def parse_adapter(text: str) -> Adapter:
@@ -133,19 +137,26 @@ def prepare(request: Request, say: Callable[[str], object]) -> Launch:
 
 
 def _start(server: Server, console: Console) -> None:
+    """Start the server and wait for it: what it does is told when that changes, and every LONG_S."""
     server.start()
-    if not console.is_terminal:
-        seen: set[str] = set()
+    began, told = time.monotonic(), set[tuple[str, int]]()
 
-        def tell(text: str) -> None:
-            if text not in seen:
-                seen.add(text)
-                console.print(f"{text} …", highlight=False)
+    def doing(stage: str) -> str:
+        waited = time.monotonic() - began
+        return f"{stage} …" if waited < LONG_S else f"{stage} … {duration(waited)} already; its log is {server.log}"
+
+    if not console.is_terminal:
+
+        def tell(stage: str) -> None:
+            now = stage, int((time.monotonic() - began) / LONG_S)
+            if now not in told:
+                told.add(now)
+                console.print(doing(stage), highlight=False, markup=False, soft_wrap=True)
 
         server.wait_ready(tell)
         return
     with console.status("importing vLLM …") as spinner:
-        server.wait_ready(lambda text: spinner.update(f"{text} …"))
+        server.wait_ready(lambda stage: spinner.update(escape(doing(stage))))
 
 
 def learned_as(request: Request) -> Asked:

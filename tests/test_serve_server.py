@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -298,6 +299,34 @@ def test_the_spinner_says_what_vllm_does(tmp_path: Path) -> None:
     with Server(fake_launch(), tmp_path / "vllm.log") as server:
         terminal._start(server, Console(file=screen, force_terminal=True, width=80))
     assert "importing vLLM …" in screen.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_start_that_takes_long_says_how_long_and_where_its_log_is(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vLLM that hung was waited for under the one line "importing vLLM …"."""
+    seconds = 0.0
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: seconds))
+
+    class Hangs(Server):
+        def start(self) -> None: ...
+
+        def wait_ready(self, on_stage: Callable[[str], None] = lambda _: None) -> None:
+            nonlocal seconds
+            for passed in (0.0, 30.0, 61.0, 90.0, 125.0):
+                seconds = passed
+                on_stage("importing vLLM")
+
+    screen = io.StringIO()
+    terminal._start(
+        Hangs(fake_launch(), Path("vllm.log")), Console(file=screen, force_terminal=is_terminal, width=99)
+    )
+    after_two = "importing vLLM … 2:05 min already; its log is vllm.log"
+    assert after_two in screen.getvalue()
+    if not is_terminal:
+        minutes = ["importing vLLM …", "importing vLLM … 1:01 min already; its log is vllm.log", after_two]
+        assert screen.getvalue().splitlines() == minutes
 
 
 @pytest.mark.parametrize("until", ["importing vLLM", "stop it with"])
