@@ -64,15 +64,17 @@ class OnRay:
     def __init__(self, make: Callable[[str], Agent]) -> None:
         self._make = make
         self._task: Any = ray.remote(play_or_say_why)
+        self._has = ray.cluster_resources()  # by kind, when last asked
 
     @property
     def at_once(self) -> int:
         """How many chunks are on their way: enough that no core waits."""
-        return 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        return 2 * max(1, int(self._has.get("CPU", 1)))
 
     async def play(self, spec: str, chunk: Sequence[Given], regret: bool) -> list[Episode | MsgrpoError]:
         """A model that is loaded there has a GPU of its own, where the cluster has any."""
-        local = spec.partition(":")[0] in LOADED and ray.cluster_resources().get("GPU", 0) > 0
+        self._has = await asyncio.to_thread(ray.cluster_resources)  # a head that hangs is waited for without end
+        local = spec.partition(":")[0] in LOADED and self._has.get("GPU", 0) > 0
         task = self._task.options(max_retries=RETRIES, num_cpus=1, num_gpus=int(local))
         try:
             answers = await task.remote(spec, partial(self._make, spec), Path.cwd(), list(chunk), regret)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -87,6 +89,29 @@ async def test_what_was_recorded_before_a_fatal_failure_is_not_played_again(tmp_
 def test_bounds_of_the_whole_evaluation_are_refused() -> None:
     with pytest.raises(UsageError, match="--rate"):
         Options(agents=["random"], ray="auto", rate=3).check_ray()
+
+
+async def test_a_head_that_hangs_does_not_keep_this_process_from_saying_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was asked how many cores there are in the thread that tells the progress and hears Ctrl-C."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
+    from msgrpo.evals.on_ray import OnRay
+
+    over = threading.Event()
+
+    def resources() -> dict[str, float]:
+        assert over.wait(20), "nothing else went on meanwhile"
+        return {}
+
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
+    cluster = OnRay(lambda spec: RandomAgent())
+    monkeypatch.setattr(ray, "cluster_resources", resources)
+    playing = asyncio.ensure_future(cluster.play("random", [], False))
+    await asyncio.sleep(0.1)
+    assert cluster.at_once == 6
+    playing.cancel()
+    over.set()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
 
 
 @pytest.mark.slow
