@@ -192,6 +192,8 @@ def _add_success(row: Row, episodes: Sequence[Episode], play: Play) -> None:
     if play.repeats > 1:  # Wilson's interval takes episodes for independent
         means = [fmean(bool(episode.success) for episode in group) for group in play.by_start.values()]
         row.success_low, row.success_high = share_interval(means)
+    if row.success_rate in (0.0, 1.0) and row.return_low == row.return_high == row.success_rate:
+        row.return_low, row.return_high = row.success_low, row.success_high  # it is the same number of each episode
     chances = [chance for episode in episodes if (chance := exact_optimum(episode)) is not None]
     if len(chances) < len(episodes):
         return

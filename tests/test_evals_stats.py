@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, bootstrap
 
+from msgrpo.evals.rows import row_of
 from msgrpo.evals.stats import (
     FEW_EPISODES,
     FEW_SEEDS,
@@ -28,6 +29,7 @@ from msgrpo.evals.stats import (
     share_interval,
     wilson,
 )
+from tests.test_evals_leaderboard import play
 
 
 def test_wilson_by_hand() -> None:
@@ -364,3 +366,12 @@ def test_a_few_equal_values_have_no_interval() -> None:
         held += low <= 0.05 <= high
     assert 150 < given_at_all < 250
     assert held >= 0.95 * given_at_all
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_where_each_return_is_the_success_both_are_equally_uncertain(success: bool) -> None:
+    """Of 50 equal returns and more the mean had an interval of no width, beside the wide one of the success."""
+    row = row_of(play([success] * 50))
+    assert (row.return_low, row.return_high) == (row.success_low, row.success_high) == wilson(50 * success, 50)
+    half = row_of(play([True, False] * 25))
+    assert (half.return_low, half.return_high) != (half.success_low, half.success_high)
