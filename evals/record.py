@@ -28,6 +28,7 @@ from msgrpo.text import Clean, printable_data
 from msgrpo.trust import check_named
 
 RUN_FILE = "run.json"
+MAKES_RECORDS = "msgrpo eval --out DIR makes records"
 OF_TRAINING = (METRICS, TRANSCRIPTS)
 MATCHES = "match"  # the folder of their records
 # Failures that come again: the episode's own prompt, or the game's own code, is their cause.
@@ -40,7 +41,7 @@ def records_in(paths: Sequence[Path]) -> list[Path]:
     """The files among `paths` and all records in the folders among them, without what training writes there."""
     odd = [path for path in paths if not path.is_dir() and not path.is_file()]
     if odd:
-        raise RecordError(f"{odd[0]} is neither a file nor a folder that can be read")
+        raise RecordError(f"{odd[0]} is neither a file nor a folder that can be read", fix=MAKES_RECORDS)
     files = [
         file
         for path in paths
@@ -50,7 +51,7 @@ def records_in(paths: Sequence[Path]) -> list[Path]:
     if not files:
         listed = ", ".join(map(str, paths))
         read = next((path for path in paths if (path / TRANSCRIPTS).is_file()), None)
-        fix = "msgrpo eval --out DIR makes them"
+        fix = MAKES_RECORDS
         if read is not None:
             shown = shlex.quote(str(read))
             fix += f"; the run's last training episodes are no evaluation, but can be read: msgrpo view {shown}"

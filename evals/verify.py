@@ -29,7 +29,17 @@ from msgrpo.episode import (
     waiting,
 )
 from msgrpo.errors import GameError, GameFaultError, MsgrpoError, RecordError
-from msgrpo.evals.record import MATCHES, RUN_FILE, Run, folder_name, read_run, run_of, seeds_of, taken_out
+from msgrpo.evals.record import (
+    MAKES_RECORDS,
+    MATCHES,
+    RUN_FILE,
+    Run,
+    folder_name,
+    read_run,
+    run_of,
+    seeds_of,
+    taken_out,
+)
 from msgrpo.evals.suites import SUITE_VERSION, EpisodeSeeds, places_in_suite
 from msgrpo.game import AnyText, Game, Outcome, Scenario
 from msgrpo.games import recorded_scenario
@@ -64,6 +74,7 @@ class Verified:
     missing: dict[str, int] = field(default_factory=dict)  # scenario -> episodes of the suite that have no line
     unplayed: dict[str, int] = field(default_factory=dict)  # scenario -> episodes that were asked for and are missing
     faultless: dict[str, int] = field(default_factory=dict)  # scenario -> lost by a fault that the game does not have
+    short: dict[str, int] = field(default_factory=dict)  # scenario -> prompts called too long that others outdo
     twice: int = 0  # lines that repeat an episode
     computed: int = 0  # turns of players whose every move follows from the seeds, played again
     outdated: int = 0  # episodes of a reference player of another version
@@ -119,6 +130,9 @@ class Verified:
         for scenario, count in self.faultless.items():
             lost = f"{counted(count, 'episode')} of {scenario} lost by a fault of the game, which fails there no more"
             parts.append(f"INCOMPLETE: {lost}: msgrpo eval with --retry-failed plays on")
+        for scenario, count in self.short.items():
+            lost = f"{counted(count, 'episode')} of {scenario} lost by context_length"
+            parts.append(f"DOUBTFUL: {lost}, though prompts that are as long or longer were answered")
         return parts
 
 
@@ -137,12 +151,15 @@ def verify(path: Path | str) -> Verified:
     failed: dict[str, dict[EpisodeSeeds, Episode]] = {}
     agents: set[str] = set()
     pairs: Counter[tuple[str, EpisodeSeeds]] = Counter()  # of a match: both seats of a start
+    longest = Counter[tuple[str, ...]]()  # the scenario, its agents -> characters of a state that has an answer
     seen: dict[object, int] = {}  # a match plays each start with the seats swapped, too
     for number, episode in enumerate(read_episodes(path), start=1):
         verified.episodes = number
         agents.update(episode.agents.values())
         _check_replay(path, number, episode)
         _count_unchecked(verified, episode)
+        played = episode.scenario, *episode.agents.values()
+        longest[played] = max([longest[played], *(len(t.state) for t in episode.turns if t.answer is not None)])
         if was_left(episode):
             verified.left += 1
             continue
@@ -160,13 +177,16 @@ def verify(path: Path | str) -> Verified:
     elif run is None:
         verified.twice = 0  # a record that is no evaluation may repeat episodes: a person may play a game again
     if not verified.episodes and (run is None or path.stat().st_size):
-        raise RecordError(f"{path} holds no episode", fix="msgrpo eval --out DIR makes records")
+        raise RecordError(f"{path} holds no episode", fix=MAKES_RECORDS)
     for scenario in {**finished, **failed}:
         numbers = finished.get(scenario, {})
         lost = {seeds: one for seeds, one in failed.get(scenario, {}).items() if seeds not in numbers}
         verified.failed.update(str(one.error) for one in lost.values())
         if faultless := sum(one.error == GAME_FAULT and not _fails_again(one) for one in lost.values()):
             verified.faultless[scenario] = faultless
+        too_long = [one for one in lost.values() if one.error == "context_length"]
+        if short := sum(_is_no_longer(one, longest[scenario, *one.agents.values()]) for one in too_long):
+            verified.short[scenario] = short
         places, wrong = _count_gaps(verified, run, agents, scenario, {*numbers, *lost}), 0
         if run is not None and run.suite_version == SUITE_VERSION:
             wrong = min((number for seeds, number in numbers.items() if seeds not in places), default=0)
@@ -321,6 +341,18 @@ def _is_result(scenario: Scenario, game: Game) -> bool:
     except GameFaultError:
         return False
     return game.outcome is not Outcome.PLAYING
+
+
+def _is_no_longer(episode: Episode, longest: int) -> bool:
+    """Whether the state at which an episode of one player ended has at most so many characters, and is all of the
+    prompt that changes.
+    """
+    players = list(episode.agents)
+    template = _template(episode, players[0])
+    if len(players) > 1 or template is None or template.history:
+        return False
+    game = replay(recorded_scenario(episode.scenario), episode, game_steps(episode))
+    return len(observation_of(game, players[0])) <= longest
 
 
 def _fails_again(episode: Episode) -> bool:

@@ -22,7 +22,10 @@ from msgrpo.evals.verify import verify
 from msgrpo.game import Game, Outcome, split_of
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
+from tests.evals_helpers import rewritten
+from tests.test_evals_honest import played
 from tests.test_evals_reach import outcomes
+from tests.tui_helpers import answer, scripted
 
 
 def test_paper_is_the_papers_four_and_every_suite_has_single_players_only() -> None:
@@ -161,6 +164,8 @@ def test_a_folder_may_be_given_alone_and_a_record_that_is_not_there_is_named(tmp
         assert len(play.finished) == 4
     with pytest.raises(RecordError, match=r"gone\.jsonl cannot be read"):
         verify(tmp_path / "random" / "gone.jsonl")
+    with pytest.raises(RecordError, match=r"gone is neither a file nor a folder that can be read\n.* makes records"):
+        load(tmp_path / "gone")
 
 
 def test_the_starts_of_a_single_one_have_no_spread(tmp_path: Path) -> None:
@@ -195,3 +200,20 @@ def test_the_name_of_a_scenario_is_none() -> None:
         asyncio.run(play_episode(name, {"player": RandomAgent()}, start_seed=0, chance_seed=0, sampling_seed=0))
     with pytest.raises(UsageError, match="'snake' is no scenario"):
         check_game(name)
+
+
+def test_losses_that_are_called_prompts_that_were_too_long_are_doubted(tmp_path: Path) -> None:
+    """Relabelled so they left the score, and nothing said that longer prompts of the record had an answer."""
+    played(tmp_path, scripted("nano", answer("up")), RandomAgent())
+    (file,) = tmp_path.glob("nano/*.jsonl")
+    assert verify(file).short == {}
+
+    def relabelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        lost = {"error": "context_length", "turns": [], "returns": {}, "success": None, "outcome": "playing"}
+        return [rows[0], *({**row, **lost} for row in rows[1:])]
+
+    rewritten(file, relabelled)
+    assert verify(file).short == {"frozen-lake": 7}
+    assert "DOUBTFUL: 7 episodes of frozen-lake lost by context_length" in verify(file).summary
+    rewritten(file, lambda rows: rows[1:])  # nothing is left to hold them against
+    assert verify(file).short == {}
