@@ -95,6 +95,8 @@ def verify(
     import asyncio
 
     from msgrpo.agent import Agent
+    from msgrpo.evals.command import troubles
+    from msgrpo.evals.progress import LOG_EVERY_S
     from msgrpo.evals.record import check_games, records_in
     from msgrpo.evals.verify import ask_again, verify, without_record
     from msgrpo.prompt import as_given
@@ -115,14 +117,22 @@ def verify(
         print_line(line)
     if agent is not None:
 
+        async def say_why(asked: Agent) -> None:
+            """While an answer is waited for, how the request has failed before."""
+            while True:
+                await asyncio.sleep(LOG_EVERY_S)
+                if waits := troubles({asked.spec: asked}):
+                    say(waits)
+
         async def ask_all(asked: Agent) -> None:
-            turns = 0
+            turns, saying = 0, asyncio.create_task(say_why(asked))
             try:
                 for file in records_in(files):
                     again = await ask_again(file, asked, ask)
                     turns += again.turns
                     print_line(f"{file}: {again.summary}")
             finally:
+                saying.cancel()
                 await asked.close()
             if not turns:
                 raise RecordError(f"no record holds a turn that {asked.spec} could be asked about")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from collections import defaultdict
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress as RichProgress
 
 from msgrpo.agent import Agent, Sampling
@@ -30,7 +32,7 @@ from msgrpo.errors import (
 from msgrpo.evals import leaderboard, match, page, plays, tables
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.options import Given
-from msgrpo.evals.progress import EvalProgress, shown, ticking
+from msgrpo.evals.progress import LOG_EVERY_S, LONGEST_TROUBLE, EvalProgress, shown, ticking
 from msgrpo.evals.record import Price, folder_name
 from msgrpo.evals.request import Elsewhere, can_play, why_not
 from msgrpo.evals.run import evaluate
@@ -328,7 +330,17 @@ def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rat
         err.print(sentence, soft_wrap=True, markup=False, highlight=False)
     fatal = ""
     with RichProgress(console=err, transient=True) as bar, ending_as_interrupt():
-        task = bar.add_task("episodes", total=None)
+        task, last = bar.add_task("games", total=None), time.monotonic()
+
+        def tell(played: int, planned: int) -> None:
+            nonlocal last
+            waits = troubles(agents)
+            bar.update(task, completed=played, total=planned, description=escape(waits or "games"))
+            if not err.is_terminal and time.monotonic() - last >= LOG_EVERY_S:
+                last = time.monotonic()
+                line = f"{played}/{planned} games{waits and f' · {waits}'}"
+                err.print(line, soft_wrap=True, markup=False, highlight=False)
+
         try:
             match.play(
                 scenario,
@@ -336,7 +348,7 @@ def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rat
                 pairs,
                 starts,
                 options.out,
-                lambda played, planned: bar.update(task, completed=played, total=planned),
+                tell,
                 options.concurrency or CONCURRENCY,
             )
         except ENDING as error:  # what has a result is shown nevertheless
@@ -348,6 +360,12 @@ def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rat
     have = {(one.first, one.second) for one in results}
     missing = match.no_result([record for record in records if record[0] not in have])
     return scenario.id, results, rated, "\n".join(filter(None, (fatal, missing)))
+
+
+def troubles(agents: Mapping[str, Agent]) -> str:
+    """How the requests of these agents failed that have no answer yet; nothing where there are none."""
+    known = {spec: str(getattr(getattr(agent, "model", None), "trouble", "")) for spec, agent in agents.items()}
+    return " · ".join(f"{printable(spec)}: {trouble[:LONGEST_TROUBLE]}" for spec, trouble in known.items() if trouble)
 
 
 def line_of(arguments: Sequence[str]) -> str:

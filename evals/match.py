@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from msgrpo.agent import Agent, LanguageAgent, answer_in_turn
 from msgrpo.episode import Episode, few_collections, play_episode, read_episodes
 from msgrpo.errors import GameFaultError, RecordError, UsageError, nearest
+from msgrpo.evals.progress import LOG_EVERY_S
 from msgrpo.evals.record import MATCHES, RecordFile, as_recorded, failure_of, folder_name, seeds_of
 from msgrpo.evals.request import can_play, why_not
 from msgrpo.evals.stats import ends, resampled_means, share_interval
@@ -35,7 +36,7 @@ from msgrpo.specs import check_agents
 
 RESAMPLES = 4000  # of ratings
 ELO = 400 / math.log(10)
-Done = Callable[[int, int], None]  # (episodes played, episodes planned)
+Done = Callable[[int, int], None]  # (games played, games planned): after each game, and while none ends
 Names = tuple[str, str]  # the two agents of a pairing, the first of whom its result speaks of
 GameKey = tuple[EpisodeSeeds, tuple[tuple[str, str], ...]]  # a game's seeds, and who had which seat
 
@@ -155,15 +156,22 @@ async def _play_all(
             played += 1
             done(played, planned)
 
+    async def say_on() -> None:
+        while True:
+            await asyncio.sleep(LOG_EVERY_S)
+            done(played, planned)
+
     with ExitStack() as records_open:
         opened = []
         for pair, file in records:
             record = records_open.enter_context(RecordFile(file))
             opened.append((pair, record, _finished(file, pair, scenario, agents)))
         games = left_to_play()
+        saying = asyncio.create_task(say_on())
         try:
             await asyncio.gather(*(play_some(games) for _ in range(min(concurrency, planned))))
         finally:
+            saying.cancel()
             for agent in agents.values():
                 closing: object = agent.close()
                 if inspect.isawaitable(closing):  # one that is not has closed it already

@@ -438,3 +438,26 @@ def test_on_a_narrow_terminal_a_match_is_printed_whole(tmp_path: Path, monkeypat
     cli._print_match("nim", [pairing], [], tmp_path, as_json=False)
     shown = written.getvalue().split()
     assert [word for word in ("nano", "200", "100", "50", "0.625", "[0.551,", "0.699]") if word not in shown] == []
+
+
+def test_a_match_in_which_no_game_ends_says_so_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that answered nothing it said nothing, for half an hour; in a log it never said anything."""
+    monkeypatch.setattr(match, "LOG_EVERY_S", 0.01)
+    monkeypatch.setattr(command, "LOG_EVERY_S", 0.0)
+    log = io.StringIO()
+    monkeypatch.setattr(command, "err", Console(file=log, width=200))
+    busy = "status 500: busy (retry 1 of 10)"
+
+    class Waits(RandomAgent):
+        model = SimpleNamespace(trouble=busy)
+
+        async def act(self, view: View, *, on_text: OnText | None = None) -> Decision:
+            for _ in range(500):
+                if log.getvalue().count("\n") < 2:
+                    await asyncio.sleep(0.01)
+            return await super().act(view, on_text=on_text)
+
+    agents = {"optimal": OptimalAgent(), "random": Waits()}
+    monkeypatch.setattr(command.Options, "agent", lambda options, spec: agents[spec])
+    command.run_match(command.Options([*PAIR], scenarios=[NIM], episodes=1, out=tmp_path))
+    assert log.getvalue().splitlines()[:2] == [f"0/2 games · random: {busy}"] * 2

@@ -12,6 +12,7 @@ import pytest
 from msgrpo.contract import check_game
 from msgrpo.episode import play_episode
 from msgrpo.errors import GameFaultError, RecordError, UsageError
+from msgrpo.evals import cli, progress
 from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import load
 from msgrpo.evals.ranking import ranking
@@ -22,7 +23,9 @@ from msgrpo.evals.verify import verify
 from msgrpo.game import Game, Outcome, split_of
 from msgrpo.games import SCENARIOS, get_scenario
 from msgrpo.references import OptimalAgent, RandomAgent
+from tests.command_line import invoked
 from tests.evals_helpers import rewritten
+from tests.fake_server import FakeServer, Request, player, reply
 from tests.test_evals_honest import played
 from tests.test_evals_reach import outcomes
 from tests.tui_helpers import answer, scripted
@@ -217,3 +220,25 @@ def test_losses_that_are_called_prompts_that_were_too_long_are_doubted(tmp_path:
     assert "DOUBTFUL: 7 episodes of frozen-lake lost by context_length" in verify(file).summary
     rewritten(file, lambda rows: rows[1:])  # nothing is left to hold them against
     assert verify(file).short == {}
+
+
+async def test_verify_says_why_the_answer_that_it_asks_for_does_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a server that answered nothing it said nothing, for half an hour."""
+    await evaluate([RandomAgent()], [get_scenario("frozen-lake")], 1, tmp_path)
+    told: list[str] = []
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.01)
+    monkeypatch.setattr(cli, "say", told.append)
+
+    async def busy_once(request: Request, writer: asyncio.StreamWriter) -> None:
+        for _ in range(500):
+            if server.requests[1:] and not told:
+                await asyncio.sleep(0.01)
+        await (player if server.requests[1:] else reply(500, "busy"))(request, writer)
+
+    async with FakeServer(then=busy_once) as server:
+        name = f"endpoint:{server.url}#fake"
+        done = await asyncio.to_thread(invoked, "verify", str(tmp_path), "--ask", "1", "--agent", name)
+    assert done.exit_code == 0, done.output
+    assert told[0] == f"{name}: status 500: busy (retry 1 of 10)"
