@@ -8,12 +8,13 @@ import json
 import os
 import re
 import shlex
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TextIO
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -33,6 +34,7 @@ OF_TRAINING = (METRICS, TRANSCRIPTS)
 MATCHES = "match"  # the folder of their records
 # Failures that come again: the episode's own prompt, or the game's own code, is their cause.
 LASTING = ("context_length", "bad_request", "content_filter", GAME_FAULT)
+LOCKED_S = 60.0  # longer than any process changes run.json
 MANY = MOST_COUNTED * MOST["repeats"]  # upper bound of every count in run.json
 LONGEST_NAME = 80  # characters of a folder's name; file systems take 255 bytes
 
@@ -286,7 +288,7 @@ def changing_run(out: Path) -> Iterator[Run]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with open_lock(out / f".{RUN_FILE}.lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock_in_time(lock)
             run = read_run(out) or Run(suite_version=SUITE_VERSION)
             if run.suite_version != SUITE_VERSION:
                 raise RecordError(
@@ -299,6 +301,22 @@ def changing_run(out: Path) -> Iterator[Run]:
         raise RecordError(
             f"{error.filename or out} cannot be written: {error.strerror}", fix="give another --out"
         ) from error
+
+
+def _lock_in_time(lock: TextIO) -> None:
+    """Lock `run.json`, which others do for a moment. Raises RecordError where one does not let go."""
+    deadline = time.monotonic() + LOCKED_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                raise RecordError(
+                    f"another process has held {lock.name} for {LOCKED_S:g} s: it may be stopped (Ctrl-Z)",
+                    fix=f"fuser {shlex.quote(lock.name)} names it: let it go on (fg) or end it; or another --out",
+                ) from error
+            time.sleep(0.01)
 
 
 def run_of(file: Path) -> Run | None:

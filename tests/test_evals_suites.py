@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import math
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from msgrpo.contract import check_game
 from msgrpo.episode import play_episode
 from msgrpo.errors import GameFaultError, RecordError, UsageError
-from msgrpo.evals import cli, progress
+from msgrpo.evals import cli, progress, record
 from msgrpo.evals.leaderboard import build
 from msgrpo.evals.plays import load
 from msgrpo.evals.ranking import ranking
@@ -242,3 +243,15 @@ async def test_verify_says_why_the_answer_that_it_asks_for_does_not_come(
         done = await asyncio.to_thread(invoked, "verify", str(tmp_path), "--ask", "1", "--agent", name)
     assert done.exit_code == 0, done.output
     assert told[0] == f"{name}: status 500: busy (retry 1 of 10)"
+
+
+async def test_who_holds_a_folder_without_end_is_not_waited_for_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an evaluation does that was stopped at that moment: the next one waited for it, and said nothing."""
+    monkeypatch.setattr(record, "LOCKED_S", 0.1)
+    with (tmp_path / ".run.json.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RecordError, match=r"run\.json\.lock for 0\.1 s: it may be stopped"):
+            await evaluate([RandomAgent()], [get_scenario("frozen-lake")], 1, tmp_path)
+    await evaluate([RandomAgent()], [get_scenario("frozen-lake")], 1, tmp_path)
