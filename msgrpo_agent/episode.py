@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import platform
 import reprlib
+import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, contextmanager
@@ -138,10 +139,16 @@ def read_episodes(path: Path | str) -> Iterator[Episode]:
                 except ValidationError as error:
                     if not line.endswith(b"\n"):
                         return
-                    raise RecordError(f"{path}:{number} is no episode: {first_fault(error, 'the line')}") from error
+                    raise RecordError(
+                        f"{path}:{number} is no episode: {first_fault(error, 'the line')}",
+                        fix="a later msgrpo that wrote it can read it; a damaged line is taken out with: "
+                        f"sed -i {number}d {shlex.quote(str(path))}",
+                    ) from error
                 yield episode
     except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error.strerror}") from error
+        missing = isinstance(error, FileNotFoundError)
+        fix = "msgrpo eval nano --out DIR makes records" if missing else None
+        raise RecordError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
 
 
 async def play_episode(

@@ -412,7 +412,7 @@ def test_a_series_in_plain_text_plays_all_its_games_and_needs_two(tmp_path: Path
     assert "game 3 of 3: optimal 3 - random 0" in done.stdout
     alone = play("--agent", "optimal")
     assert alone.returncode == 2
-    assert "--best-of 3" in alone.stderr
+    assert "msgrpo play frozen-lake --agent nano --against random --best-of 3" in alone.stderr
 
 
 def test_who_leaves_a_game_in_plain_text_leaves_the_series(tmp_path: Path) -> None:

@@ -187,7 +187,8 @@ def _check_together(
     if plays_on is not None and replay is None:
         raise UsageError("--run watches a training run, in which nobody plays on", fix="leave out --agent")
     if games > 1 and (wanted is None or wanted.mode not in ("race", "compare", "duel")):
-        fix = f"msgrpo play snake --agent nano --against random --best-of {games}"
+        game = "snake" if wanted is None else shlex.quote(wanted.scenario)
+        fix = f"msgrpo play {game} --agent nano --against random --best-of {games}"
         raise UsageError("--best-of needs two agents", fix=fix)
     if episode is not None and replay is None:
         raise UsageError("--episode is one of a record", fix=f"msgrpo play --replay FILE --episode {episode}")
