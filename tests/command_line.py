@@ -27,7 +27,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @contextmanager
-def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
     """A process that has ended after the block: where the block fails, it and what it has started are killed.
 
     `with process:` alone waits for it then, however long it goes on, and the test cannot say why it failed.

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from msgrpo.cli import main
-from msgrpo.episode import play_episode
+from msgrpo.episode import play_episode, read_episodes
 from msgrpo.errors import MsgrpoError, RecordError
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.record import changing_run
@@ -237,3 +237,16 @@ def test_a_home_is_found_behind_an_equals_sign(tmp_path: Path, monkeypatch: pyte
     assert learned_as("adapter:~/plain") == learned_as(f"adapter:{tmp_path}/plain")
     assert make_template("~/own.txt").instructions == "Play well."
     assert module_at("~/own.py", "~/own.py:number", "").number == 7
+
+
+def test_the_command_that_takes_a_damaged_line_out_does_that(tmp_path: Path) -> None:
+    file = tmp_path / "a record.jsonl"
+    file.write_text("\n{\n\n")
+    with pytest.raises(RecordError, match=r"a record\.jsonl:2 is no episode") as caught:
+        list(read_episodes(file))
+    subprocess.run(str(caught.value.fix).partition("taken out with: ")[2], shell=True, check=True)
+    assert list(read_episodes(file)) == []
+    file.unlink()
+    with pytest.raises(RecordError) as gone:
+        list(read_episodes(file))
+    assert gone.value.fix == "msgrpo eval nano --out DIR makes records"

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -575,19 +574,6 @@ def test_pipes_devices_and_loops_are_no_records(tmp_path: Path) -> None:
             records_in([tmp_path / name])
     with pytest.raises(RecordError, match="no records"):
         records_in([tmp_path])
-
-
-def test_the_command_that_takes_a_damaged_line_out_does_that(tmp_path: Path) -> None:
-    file = tmp_path / "a record.jsonl"
-    file.write_text("\n{\n\n")
-    with pytest.raises(RecordError, match=r"a record\.jsonl:2 is no episode") as caught:
-        list(read_episodes(file))
-    subprocess.run(str(caught.value.fix).partition("taken out with: ")[2], shell=True, check=True)
-    assert list(read_episodes(file)) == []
-    file.unlink()
-    with pytest.raises(RecordError) as gone:
-        list(read_episodes(file))
-    assert gone.value.fix == "msgrpo eval nano --out DIR makes records"
 
 
 @pytest.mark.parametrize(

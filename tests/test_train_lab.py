@@ -30,7 +30,7 @@ from msgrpo.specs import make_agent
 from msgrpo.train import lab
 from msgrpo.train.lab import Job, Study, _alone, _check_runs, _Crew, _same_study, load_study, run
 from msgrpo.train.lab_report import curve, markdown, reported
-from tests.command_line import PROGRAM
+from tests.command_line import PROGRAM, ended
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = """
@@ -383,10 +383,11 @@ def test_a_stopped_study_leaves_no_run_behind_and_a_run_that_fails_is_named(file
     study = subprocess.Popen(command(file, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     folder = out / "aaw" / "seed-0"  # of two that begin together, under load either may be far ahead
     deadline = time.monotonic() + 240
-    while not (done(out) and (folder / "config.json").is_file()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    study.send_signal(signal.SIGTERM)
-    _, said = study.communicate(timeout=120)
+    with ended(study):
+        while not (done(out) and (folder / "config.json").is_file()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        study.send_signal(signal.SIGTERM)
+        _, said = study.communicate(timeout=120)
     assert study.returncode == 130
     assert "the same command goes on" in said
     assert processes_in(out) == []

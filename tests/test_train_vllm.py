@@ -57,13 +57,14 @@ def test_a_child_plays_ends_with_the_run_and_with_a_kill(tmp_path: Path) -> None
         stderr=subprocess.PIPE,
     )
     metrics = out / "metrics.jsonl"
-    while running.poll() is None and not (metrics.is_file() and '"train"' in metrics.read_text()):
-        time.sleep(0.05)
-    below = psutil.Process(running.pid).children(recursive=True)
-    (session,) = {os.getsid(process.pid) for process in below if "supervisor.py" in " ".join(process.cmdline())}
-    assert len(below) > 2
-    running.send_signal(signal.SIGKILL)
-    running.communicate()
+    with ended(running):
+        while running.poll() is None and not (metrics.is_file() and '"train"' in metrics.read_text()):
+            time.sleep(0.05)
+        below = psutil.Process(running.pid).children(recursive=True)
+        (session,) = {os.getsid(process.pid) for process in below if "supervisor.py" in " ".join(process.cmdline())}
+        assert len(below) > 2
+        running.send_signal(signal.SIGKILL)
+        running.communicate()
     psutil.wait_procs(below, timeout=120)
     assert supervisor.session_processes(session) == []
     done = subprocess.run(

@@ -27,7 +27,7 @@ from msgrpo.tui.screens.records import RecordsScreen
 from msgrpo.tui.screens.start import StartScreen
 from msgrpo.tui.session import Session, Setup
 from msgrpo.tui.widgets.options import Options
-from tests.command_line import PROGRAM
+from tests.command_line import PROGRAM, ended
 from tests.tui_helpers import (
     ManualClock,
     answer,
@@ -245,7 +245,7 @@ def test_ctrl_c_during_a_search_is_no_crash() -> None:
     """OpenSpiel's search came back to a Python that was ending: a segmentation fault, or `terminate called`."""
     pytest.importorskip("pyspiel")
     command = [sys.executable, "-P", "-m", "msgrpo.cli", "play", "spiel:chess", "--agent", "optimal", "--plain"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as playing:
+    with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as playing:
         assert playing.stdout is not None
         for line in playing.stdout:
             if line.startswith("Black: "):  # the first search is over, and the second one begins
