@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import httpx
@@ -185,6 +188,28 @@ def test_the_weights_are_those_of_the_file(tmp_path: Path) -> None:
     own = model.model.layers[1].mlp.down_proj.weight.detach().numpy()
     np.testing.assert_allclose(own, expected, atol=1e-3)  # bfloat16
     assert tokenizer.decode(tokenizer("right <action>")["input_ids"]) == "right <action>"
+
+
+def test_who_waits_for_another_process_that_converts_says_so(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It waited without a word, and without end where the other was stopped."""
+    file = write(tmp_path / "small.gguf")
+    folder = gguf_file.folder_of(file)
+    cache.mkdir(parents=True)
+    with (cache / f".{folder.name}.lock").open("w") as held, ThreadPoolExecutor() as aside:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        coming = aside.submit(gguf_file.ready, file)
+        for _ in range(6000):
+            if said := capsys.readouterr().err:
+                break
+            sleep(0.01)
+        folder.mkdir()  # as the other has made it
+        fcntl.flock(held, fcntl.LOCK_UN)
+        assert coming.result() == folder
+    assert (
+        said == f"waiting: another process converts {file}, or is stopped as it does (fuser {held.name} names it)\n"
+    )
 
 
 def test_of_a_conversion_that_was_cut_off_nothing_is_left(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import shutil
 import struct
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from msgrpo.errors import ModelError, first_line, no_memory
 from msgrpo.extras import needs
 from msgrpo.files import check_regular, digest, expanded, open_lock, replace_json, replacing_folder
 from msgrpo.models.headers import save_base
+from msgrpo.output import say
 from msgrpo.text import counted
 
 FACTS = "gguf.json"  # in a converted folder: the file that it was made of
@@ -100,7 +102,7 @@ def ready(file: Path) -> Path:
     header = check(file)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with _alone(file, folder):
             if not folder.is_dir():
                 _convert(file, folder, header)
     except OSError as error:
@@ -112,9 +114,14 @@ def ready(file: Path) -> Path:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(file: Path, folder: Path) -> Iterator[None]:
     with open_lock(folder.parent / f".{folder.name}.lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = f"fuser {shlex.quote(lock.name)} names it"
+            say(f"waiting: another process converts {file}, or is stopped as it does ({who})")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         for left in folder.parent.glob(f".{folder.name}.*.part"):  # by a converter that was killed
             shutil.rmtree(left, ignore_errors=True)
         yield
