@@ -20,6 +20,7 @@ from msgrpo.errors import EndpointError, GameFaultError, MsgrpoError, RunError, 
 from msgrpo.evals.request import Given
 from msgrpo.evals.run import play_one
 from msgrpo.games import get_scenario
+from msgrpo.signals import in_daemon_thread
 
 RETRIES = 5  # of a task whose worker was lost
 LOADED = ("nano", "base", "adapter")  # agents whose model the worker loads
@@ -73,7 +74,7 @@ class OnRay:
 
     async def play(self, spec: str, chunk: Sequence[Given], regret: bool) -> list[Episode | MsgrpoError]:
         """A model that is loaded there has a GPU of its own, where the cluster has any."""
-        self._has = await asyncio.to_thread(ray.cluster_resources)  # a head that hangs is waited for without end
+        self._has = await in_daemon_thread(ray.cluster_resources)  # of a head that hangs no answer comes
         local = spec.partition(":")[0] in LOADED and self._has.get("GPU", 0) > 0
         task = self._task.options(max_retries=RETRIES, num_cpus=1, num_gpus=int(local))
         try:

@@ -6,12 +6,40 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any, TypeVar
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 ASIDE = "msgrpo-aside"  # the name of threads that nobody waits for
+T = TypeVar("T")
+
+
+async def in_daemon_thread(call: Callable[[], T]) -> T:
+    """The result of a call in a thread that nobody waits for at the end: who quits does not wait for a model."""
+    import asyncio  # here, since every command loads this file
+
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def deliver(set_result: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            set_result(value)
+
+    def work() -> None:
+        outcome: tuple[Callable[[Any], None], Any]
+        try:
+            outcome = result.set_result, call()
+        except StopIteration as error:  # which no future holds
+            outcome = result.set_exception, RuntimeError(repr(error))
+        except BaseException as error:  # raised where the result is awaited
+            outcome = result.set_exception, error
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(deliver, *outcome)
+
+    threading.Thread(target=work, daemon=True, name=ASIDE).start()
+    return await result
 
 
 def end_with_threads(code: int) -> None:

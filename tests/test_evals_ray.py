@@ -22,6 +22,7 @@ from msgrpo.evals.request import CHUNK, Given
 from msgrpo.evals.run import evaluate, play_one
 from msgrpo.games import get_scenario
 from msgrpo.references import RandomAgent
+from msgrpo.signals import ASIDE
 from tests.command_line import PROGRAM, ended
 from tests.test_train_ranks import LAKE as NEAR_LAKE
 from tests.test_train_ranks import ROOT
@@ -91,27 +92,36 @@ def test_bounds_of_the_whole_evaluation_are_refused() -> None:
         Options(agents=["random"], ray="auto", rate=3).check_ray()
 
 
-async def test_a_head_that_hangs_does_not_keep_this_process_from_saying_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was asked how many cores there are in the thread that tells the progress and hears Ctrl-C."""
+def test_a_head_that_hangs_does_not_keep_this_process_from_saying_so_and_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was asked how many cores there are in the thread that tells the progress and hears Ctrl-C, then in one that
+    is waited for at the end.
+    """
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
     from msgrpo.evals.on_ray import OnRay
 
-    over = threading.Event()
+    asked, over = threading.Event(), threading.Event()
 
     def resources() -> dict[str, float]:
-        assert over.wait(20), "nothing else went on meanwhile"
+        asked.set()
+        assert over.wait(20), "this process waited for the answer"
         return {}
+
+    async def interrupted() -> None:
+        playing = asyncio.ensure_future(cluster.play("random", [], False))
+        while not asked.is_set():
+            await asyncio.sleep(0.01)
+        assert cluster.at_once == 6
+        playing.cancel()
 
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
     cluster = OnRay(lambda spec: RandomAgent())
     monkeypatch.setattr(ray, "cluster_resources", resources)
-    playing = asyncio.ensure_future(cluster.play("random", [], False))
-    await asyncio.sleep(0.1)
-    assert cluster.at_once == 6
-    playing.cancel()
+    asyncio.run(interrupted())
+    (waiting,) = [thread for thread in threading.enumerate() if thread.name == ASIDE]
     over.set()
-    with pytest.raises(asyncio.CancelledError):
-        await playing
+    waiting.join()
 
 
 @pytest.mark.slow

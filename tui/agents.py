@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from msgrpo.agent import Agent, Decision, LanguageAgent, OnText, Sampling, View
 from msgrpo.errors import UsageError
 from msgrpo.prompt import Prompt
 from msgrpo.references import OptimalAgent
-from msgrpo.signals import ASIDE
+from msgrpo.signals import in_daemon_thread
 
-T = TypeVar("T")
 Resolve = Callable[[str], Agent]
 HUMAN = "human"
 
@@ -82,30 +80,6 @@ class EmptySeat:
 
     async def close(self) -> None:
         """Nothing to close."""
-
-
-async def in_daemon_thread(call: Callable[[], T]) -> T:
-    """The result of a call in a thread that nobody waits for at the end: who quits does not wait for a model."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def deliver(set_result: Callable[[Any], None], value: Any) -> None:
-        if not result.done():
-            set_result(value)
-
-    def work() -> None:
-        outcome: tuple[Callable[[Any], None], Any]
-        try:
-            outcome = result.set_result, call()
-        except StopIteration as error:  # which no future holds
-            outcome = result.set_exception, RuntimeError(repr(error))
-        except BaseException as error:  # raised where the result is awaited
-            outcome = result.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the app has ended meanwhile, and with it the loop
-            loop.call_soon_threadsafe(deliver, *outcome)
-
-    threading.Thread(target=work, daemon=True, name=ASIDE).start()
-    return await result
 
 
 class LazyAgent:

@@ -13,8 +13,8 @@ from msgrpo.errors import GameError
 from msgrpo.game import Game, Judgement, Scenario
 from msgrpo.judge import judgement_of
 from msgrpo.references import known_best
+from msgrpo.signals import in_daemon_thread
 from msgrpo.text import counted
-from msgrpo.tui.agents import in_daemon_thread
 from msgrpo.tui.match import Match
 from msgrpo.tui.messages import Judged
 from msgrpo.tui.session import Session
