@@ -25,8 +25,9 @@ from msgrpo.games import get_scenario
 from msgrpo.games.outside import runs_code
 from msgrpo.limits import games_code
 from msgrpo.references import best_actions
+from msgrpo.signals import in_daemon_thread
 from msgrpo.text import printable
-from msgrpo.tui.agents import HUMAN, in_daemon_thread
+from msgrpo.tui.agents import HUMAN
 from msgrpo.tui.choices import (
     Choice,
     game_choices,
@@ -169,7 +170,7 @@ class StartScreen(Screen[None]):
         self._preview: Game | None = None
         self._timer: Cancel | None = None
         self._instead: dict[str, tuple[str, str]] = {}  # list of agents -> (nano, who was chosen in its place)
-        self._loads = ""  # the game from outside that is being loaded
+        self._loads = set[str]()  # games from outside that are being loaded
         self._clicked: tuple[str, str] | None = None  # (list, entry) that was clicked last
 
     def compose(self) -> ComposeResult:
@@ -250,9 +251,8 @@ class StartScreen(Screen[None]):
             return
         self._offer_ways(ways_of(scenario, live=bool(shown and shown.facing)))
         if scenario is None:
-            rules.show(
-                Content(OWN if name == YOURS else f"{name}\n\nenter loads it: its code runs, and the game opens")
-            )
+            enter = "loading it …" if name in self._loads else "enter loads it: its code runs, and the game opens"
+            rules.show(Content(OWN if name == YOURS else f"{name}\n\n{enter}"))
         else:
             self._previewed, self._preview = scenario, game
             board.show(shown, seen)
@@ -333,29 +333,29 @@ class StartScreen(Screen[None]):
         self._clicked = here
 
     def action_start(self) -> None:
-        if self.chosen("games") == YOURS:
+        name = self.chosen("games")
+        if name == YOURS:
             self.action_own_game()
-        elif not runs_code(self.chosen("games")):
+        elif not runs_code(name):
             self._start()
-        elif self.chosen("games") != self._loads:
-            self._loads = self.chosen("games")
-            self._load_and_start(self.setup)
+        elif name not in self._loads:
+            self._loads.add(name)
+            self._load_and_start(name)
 
     @work(group="loading")
-    async def _load_and_start(self, setup: Setup) -> None:
+    async def _load_and_start(self, name: str) -> None:
         """Load a game from outside, which may take a minute, and open it if it is chosen still."""
-        self.query_one("#rules", Clipped).show(Content(f"{setup.scenario}\n\nloading it …"))
+        self.show_game()
         try:
-            await in_daemon_thread(lambda: get_scenario(setup.scenario))
+            await in_daemon_thread(lambda: get_scenario(name))
         except MsgrpoError as error:
             self.notify(str(error), severity="error")
         else:
-            if self.is_active and self.setup == setup:
+            if self.is_active and self.chosen("games") == name:
                 self._start()
-        if not stands(self):
-            return
-        self._loads = ""
-        self.show_game()
+        self._loads.remove(name)
+        if stands(self):
+            self.show_game()
 
     def _start(self) -> None:
         chosen = {name: self.chosen(name) for name in LISTS}
