@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from msgrpo.games.frozen_lake import FrozenLake
 from msgrpo.prompt import Prompt
 from msgrpo.train.ahead import InThread
 from msgrpo.train.config import TrainConfig, make_config
+from msgrpo.train.engines import fleet
 from msgrpo.train.rivals import branch as branching
 from msgrpo.train.rivals.branch import Branch
 from msgrpo.train.rivals.contract import Further
@@ -220,3 +222,25 @@ def test_what_was_played_beside_the_trainer_is_there_or_says_why_not() -> None:
     for work in (played, failed):
         work.give_up()  # it has ended
         assert work._loop.is_closed()
+
+
+def test_a_vllm_that_takes_long_to_begin_is_waited_for_with_the_name_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that hung the run said `starting vLLM: importing vLLM` again and again, and not where to look."""
+
+    class Hangs:
+        def __init__(self, launch: object, log: Path) -> None:
+            self.log = log
+
+        def start(self) -> None: ...
+
+        def wait_ready(self, on_stage: Callable[[str], None]) -> None:
+            on_stage("importing vLLM")
+
+    told: list[str] = []
+    report: Any = SimpleNamespace(doing=told.append, note=told.append)
+    monkeypatch.setattr(fleet, "Server", Hangs)
+    monkeypatch.setattr(fleet, "prepare", lambda request, say: None)
+    fleet.Child(make_config(settings=["rollouts=vllm"]), "float32", tmp_path, report)
+    assert told[-1] == f"starting vLLM: importing vLLM; its log is {tmp_path / 'vllm.log'}"

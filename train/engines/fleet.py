@@ -106,10 +106,11 @@ class Child(Listed):
             key=os.environ.get(KEY_VARIABLE),
         )
         report.doing("starting vLLM")
-        self._server = Server(prepare(request, report.note), out / "vllm.log")
+        log = out / "vllm.log"
+        self._server = Server(prepare(request, report.note), log)
         try:
             self._server.start()
-            self._server.wait_ready(lambda stage: report.doing(f"starting vLLM: {stage}"))
+            self._server.wait_ready(lambda stage: report.doing(f"starting vLLM: {stage}; its log is {log}"))
         except BaseException:
             self.close()
             raise
