@@ -36,8 +36,9 @@ def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
         try:
             yield process
         except BaseException:
-            with suppress(psutil.Error):  # it has ended since
-                for child in psutil.Process(process.pid).children(recursive=True):
+            below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            for child in below:
+                with suppress(psutil.Error):  # it has ended since
                     child.kill()
             process.kill()
             raise
