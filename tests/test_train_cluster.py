@@ -84,7 +84,8 @@ def test_ranks_that_are_killed_before_their_first_word_end_the_run() -> None:
     assert (outcome, running) == (None, False)
     for _ in range(STARTS - 2):
         desk.start()
-    outcome = desk.fetch()[1]
+    again, outcome, _ = desk.fetch()
+    assert again == reports[1:] * (STARTS - 2)
     assert outcome is not None
     assert "the last with: no message, as of a process that was killed" in outcome.error
 

@@ -44,7 +44,7 @@ class Desk:
 
     def start(self) -> None:
         """Ray has started the ranks. This is counted before they run: one that is killed at once tells nobody."""
-        if self._running:
+        if self._starts and self._last_fault == NO_WORD:
             why = "one has ended without a word, or their number changes"
             self._reports.append(("note", (f"the processes of the run begin again: {why}",)))
         self._running = False
