@@ -337,7 +337,7 @@ async def test_as_text_too_it_is_said_who_is_waited_for(
     table = Table(lambda spec: Slow())
     match = new_match(Setup("frozen-lake", "slow"), table.seat)
     await plain._play(match, table, lambda session: None)
-    assert "slow … · ctrl+c ends the game\n" in capsys.readouterr().out
+    assert "slow … · Ctrl-C ends the game\n" in capsys.readouterr().out
 
 
 def test_what_a_person_has_played_as_text_is_kept_where_the_other_agent_fails(

@@ -216,7 +216,7 @@ async def _tell_waiting(session: Session, player: str) -> None:
         if trouble != told:
             told = trouble
             doing = "loading" if isinstance(agent, LazyAgent) and not agent.loaded else "waiting for"
-            say(" · ".join(filter(None, (f"{doing} {session.subject(player)} …", trouble, "ctrl+c ends the game"))))
+            say(" · ".join(filter(None, (f"{doing} {session.subject(player)} …", trouble, "Ctrl-C ends the game"))))
 
 
 async def _play(match: Match, table: Table, show: Callable[[Session], None]) -> None:
