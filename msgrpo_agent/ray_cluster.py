@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -15,6 +16,7 @@ from typing import Any
 from msgrpo.errors import RunError, UsageError, first_line
 from msgrpo.extras import needs
 from msgrpo.files import read_regular
+from msgrpo.signals import ASIDE
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing about a run goes to anybody
@@ -26,6 +28,7 @@ ENVIRONMENT = {
 AUTH_MODE = "RAY_AUTH_MODE"  # Ray's: whether this process sends its token
 TRIES = "RAY_gcs_server_port_wait_time_s"  # Ray's: how often it asks a cluster's head, 40 s each time
 PROBE_S = 5.0  # for an address to answer at all
+END_S = 30.0  # for the end of a connection
 
 
 @contextmanager
@@ -51,7 +54,7 @@ def connected(address: str) -> Iterator[bool]:
             _join(ray, there, quiet)
         yield there is None
     finally:
-        ray.shutdown()
+        _disconnect(ray)
         if mode is None:
             _forget_token()
 
@@ -66,6 +69,13 @@ def _join(ray: Any, address: str, quiet: dict[str, Any]) -> None:
             fix="the same versions of Python and Ray as there, and where it asks for a token: export "
             "RAY_AUTH_MODE=token; --ray local starts a cluster of its own",
         ) from error
+
+
+def _disconnect(ray: Any) -> None:
+    """End the connection; Ray waits without end, and hears no Ctrl-C, for a head that stands still."""
+    ending = threading.Thread(target=ray.shutdown, daemon=True, name=ASIDE)
+    ending.start()
+    ending.join(END_S)
 
 
 @contextmanager
@@ -151,7 +161,7 @@ def _start(ray: Any, quiet: dict[str, Any]) -> None:
     try:
         ray.init("local", include_dashboard=False, **quiet)
     except Exception as error:
-        ray.shutdown()
+        _disconnect(ray)
         raise RunError(
             f"Ray cannot start here: {first_line(error)}",
             fix="the same command again when this machine has less to do; or --ray ADDRESS of a cluster that runs",

@@ -11,7 +11,7 @@ from msgrpo.errors import EndpointError
 from msgrpo.models.endpoint import ALWAYS_READ, MOST_A_TOKEN
 from msgrpo.models.endpoint_stream import LONGEST_LINE
 from tests.endpoint_helpers import Client
-from tests.fake_server import Behaviour, FakeServer, answer, send, streamed
+from tests.fake_server import Behaviour, FakeServer, answer, chat, reply, send, streamed
 
 pytestmark = pytest.mark.usefixtures("no_keys")
 
@@ -34,9 +34,10 @@ async def test_streaming_gives_the_text_so_far() -> None:
     assert server.requests[0].body["stream"] is True
 
 
-async def test_a_server_that_does_not_stream_is_understood() -> None:
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream", "text/plain"])
+async def test_a_server_that_does_not_stream_is_understood(content_type: str) -> None:
     """Its answer was called a stream that ended too soon, ten times over: in the app such a server never played."""
-    async with FakeServer([answer("Go up")]) as server:
+    async with FakeServer([reply(200, chat("Go up"), {"content-type": content_type})]) as server:
         got = await Client(server).ask(on_text=lambda text: None)
     assert (got.text, got.retries, got.prompt_tokens) == ("Go up", 0, 100)
 

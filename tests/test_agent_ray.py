@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 
 from msgrpo import ray_cluster
 from msgrpo.errors import RunError, UsageError
+from msgrpo.signals import ASIDE
 
 
 @pytest.fixture
@@ -176,3 +178,19 @@ def test_a_failure_without_a_word_is_named_by_its_type() -> None:
 
     with pytest.raises(RunError, match="Ray cannot start here: Exception"):
         ray_cluster._start(SimpleNamespace(init=init, shutdown=lambda: None), {})
+
+
+def test_a_head_that_stands_still_does_not_keep_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray waited for it without end, and Ctrl-C was not heard: only kill -9 helped."""
+    monkeypatch.setattr(ray_cluster, "END_S", 0.1)
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def shutdown() -> None:
+        goes_on.wait()
+        ended.set()
+
+    ray_cluster._disconnect(SimpleNamespace(shutdown=shutdown))
+    assert any(thread.name == ASIDE for thread in threading.enumerate())  # by which the program ends all the same
+    assert not ended.is_set()
+    goes_on.set()
+    assert ended.wait(60)

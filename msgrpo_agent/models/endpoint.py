@@ -12,7 +12,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -264,12 +264,26 @@ class EndpointModel:
         """The same answer, put together from its pieces; `on_text` gets the text so far, now and then."""
         request = request | {"stream": True, "stream_options": {"include_usage": True}}
         async with self._client.stream("POST", self._chat, self._body(request)) as (response, pieces):
-            if _is_success(response.status) and response.content_type == "text/html":
-                raise WebPageError
-            if _is_success(response.status) and response.content_type != "application/json":
-                return await streamed(pieces, on_text, partial(self._check_length, request))
-            whole = b"".join([piece async for piece in pieces])  # an error, or of a server that does not stream
+            begun = await _beginning(pieces)
+            if _is_success(response.status) and begun[:1] not in (b"{", b"<"):
+                return await streamed(_after(begun, pieces), on_text, partial(self._check_length, request))
+            # an error, a web page, or the answer of a server that does not stream
+            whole = b"".join([piece async for piece in _after(begun, pieces)])
         return self._read(request, Response(response.status, response.headers, whole))
+
+
+async def _beginning(pieces: AsyncIterator[bytes]) -> bytes:
+    """The first piece that holds more than space, without the space before it; nothing where there is none."""
+    async for piece in pieces:
+        if begun := piece.lstrip():
+            return begun
+    return b""
+
+
+async def _after(begun: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield begun
+    async for piece in pieces:
+        yield piece
 
 
 def _is_success(status: int) -> bool:
