@@ -95,8 +95,7 @@ def verify(
     import asyncio
 
     from msgrpo.agent import Agent
-    from msgrpo.evals.command import troubles
-    from msgrpo.evals.progress import LOG_EVERY_S
+    from msgrpo.evals.progress import LOG_EVERY_S, trouble_of
     from msgrpo.evals.record import check_games, records_in
     from msgrpo.evals.verify import ask_again, verify, without_record
     from msgrpo.prompt import as_given
@@ -121,8 +120,8 @@ def verify(
             """While an answer is waited for, how the request has failed before."""
             while True:
                 await asyncio.sleep(LOG_EVERY_S)
-                if waits := troubles({asked.spec: asked}):
-                    say(waits)
+                if trouble := trouble_of(asked):
+                    say(f"{asked.spec}: {trouble}")
 
         async def ask_all(asked: Agent) -> None:
             turns, saying = 0, asyncio.create_task(say_why(asked))

@@ -15,7 +15,6 @@ from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress as RichProgress
 
 from msgrpo.agent import Agent, Sampling
@@ -32,7 +31,7 @@ from msgrpo.errors import (
 from msgrpo.evals import leaderboard, match, page, plays, tables
 from msgrpo.evals.budget import Budget
 from msgrpo.evals.options import Given
-from msgrpo.evals.progress import LOG_EVERY_S, LONGEST_TROUBLE, EvalProgress, shown, ticking
+from msgrpo.evals.progress import LOG_EVERY_S, EvalProgress, shown, ticking, trouble_of
 from msgrpo.evals.record import Price, folder_name
 from msgrpo.evals.request import Elsewhere, can_play, why_not
 from msgrpo.evals.run import evaluate
@@ -334,11 +333,13 @@ def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rat
 
         def tell(played: int, planned: int) -> None:
             nonlocal last
-            waits = troubles(agents)
-            bar.update(task, completed=played, total=planned, description=escape(waits or "games"))
-            if not err.is_terminal and time.monotonic() - last >= LOG_EVERY_S:
+            bar.update(task, completed=played, total=planned)
+            waits = [
+                f"{printable(spec)}: {trouble}" for spec, agent in agents.items() if (trouble := trouble_of(agent))
+            ]
+            if (waits or not err.is_terminal) and time.monotonic() - last >= LOG_EVERY_S:
                 last = time.monotonic()
-                line = f"{played}/{planned} games{waits and f' · {waits}'}"
+                line = " · ".join([f"{played}/{planned} games", *waits])
                 err.print(line, soft_wrap=True, markup=False, highlight=False)
 
         try:
@@ -360,12 +361,6 @@ def run_match(options: Options) -> tuple[str, list[match.Result], list[match.Rat
     have = {(one.first, one.second) for one in results}
     missing = match.no_result([record for record in records if record[0] not in have])
     return scenario.id, results, rated, "\n".join(filter(None, (fatal, missing)))
-
-
-def troubles(agents: Mapping[str, Agent]) -> str:
-    """How the requests of these agents failed that have no answer yet; nothing where there are none."""
-    known = {spec: str(getattr(getattr(agent, "model", None), "trouble", "")) for spec, agent in agents.items()}
-    return " · ".join(f"{printable(spec)}: {trouble[:LONGEST_TROUBLE]}" for spec, trouble in known.items() if trouble)
 
 
 def line_of(arguments: Sequence[str]) -> str:

@@ -21,6 +21,11 @@ QUIET_S = 60.0  # without an answer, after which the line says so
 LONGEST_TROUBLE = 100  # characters of it
 
 
+def trouble_of(agent: Agent | None) -> str:
+    """How the last request of an agent's model failed that has no answer yet; nothing where there is none."""
+    return str(getattr(getattr(agent, "model", None), "trouble", ""))[:LONGEST_TROUBLE]
+
+
 @dataclass
 class EvalProgress:
     """Counts of a run in progress; `on_change` is called after each change. Times in seconds."""
@@ -65,11 +70,10 @@ class EvalProgress:
         self.on_change(self)
 
     @property
-    def retrying(self) -> str:
+    def waits(self) -> str:
         """How many requests have failed and have no answer yet, and how the last of them failed."""
-        model = getattr(self.agent, "model", None)
-        trouble = str(getattr(model, "trouble", ""))
-        return f"{getattr(model, 'retrying', 0)} retrying{trouble and f': {trouble[:LONGEST_TROUBLE]}'}"
+        number, trouble = getattr(getattr(self.agent, "model", None), "retrying", 0), trouble_of(self.agent)
+        return f"{number} retrying{trouble and f': {trouble}'}"
 
     @property
     def left(self) -> int:
@@ -134,7 +138,7 @@ class EvalProgress:
         parts = [f"{self.finished_before + self.done}/{self.planned} episodes"]
         if self.agent is not None:
             parts.append(self.agent.spec)
-        parts += [f"{self.running} running", self.retrying, f"{self.failed} failed"]
+        parts += [f"{self.running} running", self.waits, f"{self.failed} failed"]
         if self.running and (quiet := self.clock() - self.heard) >= QUIET_S:
             parts.append(f"no answer for {duration(quiet)}")
         if self.given_up:
