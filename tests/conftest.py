@@ -47,7 +47,7 @@ LONGEST = [
     *("train_canary", "agent_export", "train_dqn", "tui_people", "tui_series", "train_tinker", "train_nano"),
     "tui_launch",
 ]
-LAST_S = 1000.0  # longer than pytest-timeout's longest limit, which ends no code that holds Python's lock
+LAST_S = 1300.0  # longer than pytest-timeout's longest limit, which ends no code that holds Python's lock
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -46,6 +46,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.timeout(900)  # it starts vLLM twice
 def test_a_child_plays_ends_with_the_run_and_with_a_kill(tmp_path: Path) -> None:
     """Killed -9 in the middle of an update, then resumed with a new child; nothing is left, either time."""
     out = tmp_path / "run"
@@ -83,7 +84,7 @@ def test_a_child_plays_ends_with_the_run_and_with_a_kill(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # two vLLM and a trainer begin on the same cores
+@pytest.mark.timeout(1200)  # two vLLM and a trainer begin on the same cores
 def test_two_servers_on_a_cluster_both_play(no_keys: None, own_ray: dict[str, str], tmp_path: Path) -> None:
     """The first that is ready begins alone, the other plays from the next version on. Ctrl-C ends them both."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'msgrpo[ray]'")
