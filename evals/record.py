@@ -18,7 +18,7 @@ from typing import Annotated, Any, Self, TextIO
 
 from pydantic import BaseModel, Field, ValidationError
 
-from msgrpo.episode import GAME_FAULT, Episode, read_episodes
+from msgrpo.episode import GAME_FAULT, MAKES_RECORDS, Episode, read_episodes
 from msgrpo.errors import RecordError, first_fault
 from msgrpo.evals.suites import MOST, MOST_COUNTED, SUITE_VERSION, EpisodeSeeds, HeldOut
 from msgrpo.files import open_lock, replace_text
@@ -29,7 +29,6 @@ from msgrpo.text import Clean, printable_data
 from msgrpo.trust import check_named
 
 RUN_FILE = "run.json"
-MAKES_RECORDS = "msgrpo eval --out DIR makes records"
 OF_TRAINING = (METRICS, TRANSCRIPTS)
 MATCHES = "match"  # the folder of their records
 # Failures that come again: the episode's own prompt, or the game's own code, is their cause.

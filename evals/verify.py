@@ -16,6 +16,7 @@ from typing import Any
 from msgrpo.agent import Agent, LanguageAgent, parse_action, recorded_sampling
 from msgrpo.episode import (
     GAME_FAULT,
+    MAKES_RECORDS,
     Episode,
     Turn,
     check_end,
@@ -30,7 +31,6 @@ from msgrpo.episode import (
 )
 from msgrpo.errors import GameError, GameFaultError, MsgrpoError, RecordError
 from msgrpo.evals.record import (
-    MAKES_RECORDS,
     MATCHES,
     RUN_FILE,
     Run,

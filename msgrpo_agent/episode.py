@@ -46,6 +46,7 @@ from msgrpo.text import Clean, CleanData, printable
 SCHEMA = 1
 ENGINES = ("torch", "transformers", "peft", "aiohttp", "stable_baselines3", "minigrid", "open_spiel")  # what answers
 GAME_FAULT = "game_fault"  # the kind of an episode's error
+MAKES_RECORDS = "msgrpo eval --out DIR makes records"
 LONGEST_STATE = 100_000  # characters of an observation
 COLLECTION = (50_000, 20, 100)  # new objects before a search for cycles, and searches before a wider one
 MOST_TOKENS = 2**53  # counts beyond it are no counts: JSON's numbers end there
@@ -147,7 +148,7 @@ def read_episodes(path: Path | str) -> Iterator[Episode]:
                 yield episode
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
-        fix = "msgrpo eval nano --out DIR makes records" if missing else None
+        fix = MAKES_RECORDS if missing else None
         raise RecordError(f"{path} cannot be read: {error.strerror}", fix=fix) from error
 
 

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from msgrpo.cli import main
-from msgrpo.episode import play_episode, read_episodes
+from msgrpo.episode import MAKES_RECORDS, play_episode, read_episodes
 from msgrpo.errors import MsgrpoError, RecordError
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.record import changing_run
@@ -249,4 +249,4 @@ def test_the_command_that_takes_a_damaged_line_out_does_that(tmp_path: Path) -> 
     file.unlink()
     with pytest.raises(RecordError) as gone:
         list(read_episodes(file))
-    assert gone.value.fix == "msgrpo eval nano --out DIR makes records"
+    assert gone.value.fix == MAKES_RECORDS
