@@ -7,6 +7,9 @@ BIN    := $(VENV)/bin
 # The version that vLLM 0.32 is built for, so that training and serving share one environment.
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# An older Python is refused here: pip refuses it only after it has downloaded torch.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11) and "msgrpo needs Python 3.11 or newer, and $(PYTHON) is \
+	%d.%d: name a newer one: make $(MAKECMDGOALS) PYTHON=python3.12" % sys.version_info[:2])
 
 .PHONY: demo check test test-openenv lint types clean
 
@@ -36,6 +39,7 @@ test: $(VENV)/.dev
 
 # OpenEnv and vLLM need different versions of mcp, so what needs the one is tested away from the other.
 test-openenv:
+	@$(PYTHON) -c '$(NEW_ENOUGH)'
 	$(PYTHON) -m venv .venv-openenv
 	.venv-openenv/bin/python -m pip install --quiet '$(TORCH)'
 	.venv-openenv/bin/python -m pip install --quiet -e '.[train,openenv,minigrid,openspiel]' trl==1.16.0 \
@@ -54,6 +58,7 @@ lint: $(VENV)/.dev types
 	$(BIN)/mypy --allow-untyped-calls --no-warn-unused-ignores benchmarks
 
 $(VENV)/.base:
+	@$(PYTHON) -c '$(NEW_ENOUGH)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) '$(TORCH)'

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from msgrpo import install
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(
@@ -38,3 +41,18 @@ def test_pip_is_that_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert install.install_command("dqn").startswith("pip install ")
     monkeypatch.setattr(install.shutil, "which", lambda name: f"/elsewhere/{name}")
     assert " -m pip install " in install.install_command("dqn")
+
+
+@pytest.mark.parametrize("goal", ["demo", "test-openenv"])
+def test_make_refuses_an_older_python_before_it_installs_anything(tmp_path: Path, goal: str) -> None:
+    """Its environment would stay, too, and keep a newer Python from making one."""
+    older = tmp_path / "python3.10"
+    run = "import sys; sys.version_info = (3, 10, 13, 'final', 0); exec(sys.argv[2])"  # what python -c is given
+    older.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{run}" "$@"\n')
+    older.chmod(0o755)
+    command = ["make", "-C", str(ROOT), goal, f"PYTHON={older}", f"VENV={tmp_path}/venv"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert f"msgrpo needs Python 3.11 or newer, and {older} is 3.10" in told.stderr
+    assert f"make {goal} PYTHON=" in told.stderr
+    assert not (tmp_path / "venv").exists()
