@@ -6,9 +6,12 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
+
+from packaging.requirements import Requirement
 
 from msgrpo.extras import EXTRAS
 from msgrpo.install import install_command
@@ -42,6 +45,8 @@ def _extra(name: str) -> Finding:
     missing = [package for package in EXTRAS[name] if find_spec(package) is None]
     if missing:
         return Finding(name, False, f"missing: {', '.join(missing)}", install_command(name))
+    if unfit := _unfit(name):
+        return Finding(name, False, ", ".join(unfit), install_command(name))
     versions = [f"{package} {_version(package)}" for package in EXTRAS[name]]
     return Finding(name, True, ", ".join(versions))
 
@@ -51,6 +56,18 @@ def _version(package: str) -> str:
         return version(DISTRIBUTION.get(package, package))
     except PackageNotFoundError:
         return "(no metadata)"
+
+
+def _unfit(*extras: str) -> list[str]:
+    """Packages of a version that these extras do not allow. pip does not warn of them when it installs others."""
+    unfit = []
+    for wanted in map(Requirement, requires("msgrpo") or ()):
+        if wanted.marker is None or not any(wanted.marker.evaluate({"extra": extra}) for extra in extras):
+            continue
+        with suppress(PackageNotFoundError):
+            if not wanted.specifier.contains(found := version(wanted.name), prereleases=True):
+                unfit.append(f"{wanted.name} is {found}, needed is {wanted.specifier}")
+    return unfit
 
 
 def _gpu() -> Finding:
@@ -67,6 +84,8 @@ def _vllm() -> Finding:
     extra = "serve" if _gpu().ok else "serve-cpu"
     if find_spec("vllm") is None:
         return Finding("serve", False, "vLLM is not installed", install_command(extra))
+    if unfit := _unfit("serve", "serve-cpu"):
+        return Finding("serve", False, ", ".join(unfit), install_command(extra))
     asked = _ask("import vllm; print(vllm.__version__)")
     if asked.returncode == 0:
         return Finding("serve", True, f"vLLM {asked.stdout.strip().splitlines()[-1]}")

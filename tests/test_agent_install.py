@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from msgrpo import install
+from msgrpo import doctor, install
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,3 +57,16 @@ def test_make_refuses_an_older_python_before_it_installs_anything(tmp_path: Path
     assert f"msgrpo needs Python 3.11 or newer, and {older} is 3.10" in told.stderr
     assert f"make {goal} PYTHON=" in told.stderr
     assert not (tmp_path / "venv").exists()
+
+
+def test_doctor_names_a_version_that_an_extra_does_not_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It called a transformers and a vLLM ready that msgrpo does not run with; pip checks no extras."""
+    found = {"transformers": "5.99.0", "vllm": "0.31.0", "torch": "2.99.0+cpu"}
+    monkeypatch.setattr(doctor, "version", lambda name: found.get(name) or importlib.metadata.version(name))
+    monkeypatch.setattr(doctor, "find_spec", lambda name: True)
+    monkeypatch.setattr(doctor, "_ask", lambda program: subprocess.CompletedProcess([], 0, "some GPU", ""))
+    parts = {finding.part: finding for finding in doctor.examine()}
+    for part, package in (("train", "transformers is 5.99.0, needed is"), ("serve", "vllm is 0.31.0, needed is")):
+        assert not parts[part].ok
+        assert parts[part].state.startswith(package)
+        assert f"[{part}]" in str(parts[part].fix)
