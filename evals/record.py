@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self, TextIO
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from msgrpo.episode import GAME_FAULT, MAKES_RECORDS, Episode, read_episodes
 from msgrpo.errors import RecordError, first_fault
@@ -244,7 +244,13 @@ class Command(BaseModel):
 
 
 class Run(BaseModel):
-    """`run.json`: what the records beside it belong to, and what was asked for. Keys are agents, or files."""
+    """`run.json`: what the records beside it belong to, and what was asked for. Keys are agents, or files.
+
+    A field that is not known is refused: as the split does, it may say what the records are, and rewriting the file
+    would lose it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
 
     suite_version: int
     split: HeldOut = "test"  # whose starts all its episodes have

@@ -60,7 +60,7 @@ T = TypeVar("T")
 class Turn(BaseModel):
     """One answer of one player and what came of it. Players that move at once have turns with the same `step`."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     step: int
     player: Clean
@@ -89,7 +89,12 @@ class Turn(BaseModel):
 
 
 class Episode(BaseModel):
-    """One play of a scenario, complete enough to be simulated again without any model."""
+    """One play of a scenario, complete enough to be simulated again without any model.
+
+    A field that is not known is refused, as in a turn: what a later version says by it may change a result.
+    """
+
+    model_config = ConfigDict(extra="forbid")
 
     schema_version: int = Field(SCHEMA, ge=SCHEMA, le=SCHEMA)
     scenario: Clean

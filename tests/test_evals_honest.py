@@ -582,10 +582,11 @@ def test_pipes_devices_and_loops_are_no_records(tmp_path: Path) -> None:
         {"repeats": {"random": {"frozen-lake": 10**9}}},
         {"asked": {"random": {"frozen-lake": 10**12}}},
         {"split": "dev"},
+        {"of a later version": 10},
     ],
 )
 def test_what_no_evaluation_can_have_is_damage_and_shown(run: dict[str, Any], tmp_path: Path) -> None:
-    """It said only that the file is damaged; a later version may have written it."""
+    """It said only that the file is damaged; a later version may have written it. What that one added was lost."""
     played(tmp_path, RandomAgent(), episodes=2)
     file = tmp_path / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | run))
