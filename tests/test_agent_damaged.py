@@ -46,6 +46,16 @@ def test_a_run_that_called_its_backend_engine_goes_on(tmp_path: Path) -> None:
         config_of(tmp_path, {})
 
 
+def test_a_run_of_another_version_is_not_called_damaged(tmp_path: Path) -> None:
+    """Only the first setting was named, in a library's words."""
+    values = make_config().model_dump(mode="json") | {"ahead": 0, "eval_every": 15}
+    (tmp_path / CONFIG).write_text(json.dumps(values | {"prompt": values["prompt"] | {"of_tomorrow": 1}}))
+    said = r"another version of msgrpo: here no setting is called prompt\.of_tomorrow, ahead, eval_every"
+    with pytest.raises(UsageError, match=said) as caught:
+        config_of(tmp_path, {})
+    assert "go on with the version that began the run" in str(caught.value.fix)
+
+
 def test_a_command_that_allows_what_a_run_names_keeps_what_a_person_has_changed(tmp_path: Path) -> None:
     """Pasted, it went on by the engine that the run had, and with one trainer."""
     values = make_config().model_dump(mode="json") | {"scenario": "my_game.py:scenario"}

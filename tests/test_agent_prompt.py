@@ -206,8 +206,10 @@ def test_training_takes_the_same_template_and_the_adapter_is_asked_with_it(tmp_p
     (tmp_path / "config.json").write_text(json.dumps(nothing))
     assert trained_as(tmp_path).chat == TrainConfig.model_validate(nothing).chat == {}  # null was called damaged
     (tmp_path / "config.json").write_text('{"prompt": {"of a later version": 1}}')
-    with pytest.raises(ModelError, match="nobody knows how the adapter was asked"):  # it was asked as usual
+    of_tomorrow = "or of a later version, so nobody knows how the adapter was asked"
+    with pytest.raises(ModelError, match=of_tomorrow) as later:  # it was asked as usual, then called damaged
         trained_as(tmp_path)
+    assert "take the msgrpo that wrote it" in str(later.value.fix)
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").mkdir()  # as a file that nobody may read; a copy would not help
     with pytest.raises(ModelError, match="cannot be read, so nobody knows") as unread:

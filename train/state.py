@@ -134,7 +134,7 @@ def restore(out: Path, config: TrainConfig, weights: Weights, report: Reporter, 
     if ranks.first:
         state, damaged = checkpoint.load_latest(out)
         for folder in damaged:
-            report.note(f"the checkpoint {folder} is damaged and was passed over")
+            report.note(f"the checkpoint {folder} is damaged, or of another version, and was passed over")
         if state is None and (damaged or (out / ADAPTER_WEIGHTS).exists()):
             raise RunError(
                 f"{out} holds a trained adapter and no checkpoint that can be gone on from: going on would begin at "

@@ -67,6 +67,7 @@ def _unknown(file: Path, how: str, error: Exception, reason: object) -> ModelErr
     if of_the_machine(error):
         return ModelError(f"{file} cannot be read, so nobody knows how {how}: {first_line(error)}")
     return ModelError(
-        f"{file} is damaged, so nobody knows how {how}: {reason}",
-        fix="copy the folder again; or remove the file to have the model asked as usual",
+        f"{file} is damaged, or of a later version, so nobody knows how {how}: {reason}",
+        fix="copy the folder again, or take the msgrpo that wrote it; or remove the file to have the model asked as "
+        "usual",
     )
