@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
@@ -20,6 +19,7 @@ from pydantic_core import from_json
 
 from msgrpo.errors import ServeError
 from msgrpo.loopback import bracketed
+from msgrpo.loops import run_async
 from msgrpo.models.bounded import BodyError
 from msgrpo.models.http import Client, NoAnswerError, Response
 from msgrpo.serve import supervisor
@@ -250,4 +250,4 @@ def _get(host: str, port: int, path: str, key: str | None = None) -> Response:
         async with Client({"Authorization": f"Bearer {key}"} if key else {}, total_s=ASK_S) as client:
             return await client.ask("GET", url)
 
-    return asyncio.run(ask())
+    return run_async(ask())

@@ -19,6 +19,7 @@ from msgrpo.agent import Completion, Sampling
 from msgrpo.episode import Episode, read_episodes
 from msgrpo.errors import EndpointError, RunError, UsageError
 from msgrpo.games import get_scenario
+from msgrpo.loops import InThread
 from msgrpo.models.generation import Row
 from msgrpo.models.loading import load_adapted, load_base
 from msgrpo.models.local import LocalModel
@@ -28,7 +29,6 @@ from msgrpo.serve.preflight import failure
 from msgrpo.serve.vllm_command import Request as Request_
 from msgrpo.serve.vllm_command import build
 from msgrpo.train import checkpoint, loop
-from msgrpo.train.ahead import InThread
 from msgrpo.train.backends import Servers
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.display import Quiet
@@ -465,7 +465,7 @@ def test_what_was_being_played_ahead_is_given_up_when_the_run_stops(root: Path, 
 
     with serving(server) as urls, pytest.raises(KeyboardInterrupt):
         loop.train(config_for(urls, root, steps=4, ahead=1), tmp_path / "out", report=Stopping())
-    assert not [thread for thread in threading.enumerate() if thread.name == "msgrpo-ahead"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "msgrpo-loop"]
     state, _ = checkpoint.load_latest(tmp_path / "out")
     assert state is not None
 

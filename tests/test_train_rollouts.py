@@ -19,8 +19,8 @@ from msgrpo.errors import RunError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
+from msgrpo.loops import InThread
 from msgrpo.prompt import Prompt
-from msgrpo.train.ahead import InThread
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines import fleet
 from msgrpo.train.rivals import branch as branching

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 import shlex
 import sys
@@ -20,6 +19,7 @@ from msgrpo.errors import GameFaultError, RunError
 from msgrpo.evals.stats import bootstrap_mean, mcnemar_exact, paired_difference, wilson
 from msgrpo.evals.suites import SUITE_VERSION, episode_seeds
 from msgrpo.files import replace_json
+from msgrpo.loops import run_async
 from msgrpo.run_log import METRICS, SUMMARY, read_rows
 from msgrpo.text import counted
 from msgrpo.train.checkpoint import Progress
@@ -79,7 +79,7 @@ def validation_episodes(model: LanguageModel, players: Players, n: int, ended: E
         for i, seeds in enumerate(episode_seeds(scenario, n, "val"))
     ]
     playing = players.play(model, players.config.sampling, plays, 0.0, ended)
-    return players.ranks.gather(asyncio.run(playing))
+    return players.ranks.gather(run_async(playing))
 
 
 def evaluate(model: LanguageModel, players: Players, ended: Ended = silent) -> Evaluation:

@@ -24,9 +24,9 @@ from msgrpo.episode import GAME_FAULT, Episode, Turn, derive_seed, lost_by, new_
 from msgrpo.errors import GameFaultError, RunError
 from msgrpo.game import Game, Scenario, stream
 from msgrpo.limits import games_code
+from msgrpo.loops import InThread, run_async
 from msgrpo.run_log import POLICY, own_seats
 from msgrpo.specs import make_agent
-from msgrpo.train.ahead import InThread
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.groups import Group, groups_of
 from msgrpo.train.ranks import ALONE, Ranks
@@ -207,7 +207,7 @@ class Playing:
 
     def played(self) -> list[Episode]:
         """G episodes from each start, of all ranks."""
-        return self.players.ranks.gather(asyncio.run(self.play()))
+        return self.players.ranks.gather(run_async(self.play()))
 
     async def go_on(
         self,
@@ -236,7 +236,7 @@ class Playing:
         """Play this rank's share of these episodes, and return those of all ranks."""
         agent = self.players.policy(self.model, self.sampling)
         own = [partial(begin, agent) for begin in self.players.ranks.share(begins)]
-        return self.players.ranks.gather(asyncio.run(together(agent, own, self.ended)))
+        return self.players.ranks.gather(run_async(together(agent, own, self.ended)))
 
     def by_start(
         self, episodes: Sequence[Episode]
@@ -332,7 +332,7 @@ class RolloutSource:
         began = time.perf_counter()
         if not self._coming:
             playing = self._playing(first_start, step, model, sampling, ended)
-            self._coming.append(_Begun(playing, step, asyncio.run(_in_turn([playing]))))
+            self._coming.append(_Begun(playing, step, run_async(_in_turn([playing]))))
         begun = self._coming[0]  # a stop while this waits for it leaves it to `close`
         played = begun.played.result() if isinstance(begun.played, InThread) else begun.played
         own, seconds = played[begun.place]
@@ -373,7 +373,7 @@ class RolloutSource:
             playings.append(self._playing(first_start, step, model, sampling, silent))
             first_start = playings[-1].next_start
         if playings:
-            played = asyncio.run(_in_turn(playings)) if self._here else InThread(_in_turn(playings))
+            played = run_async(_in_turn(playings)) if self._here else InThread(_in_turn(playings))
             self._coming += [_Begun(playing, version, played, place) for place, playing in enumerate(playings)]
 
     def _playing(

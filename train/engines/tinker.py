@@ -11,6 +11,7 @@ import torch
 
 from msgrpo.agent import Completion, OnText, Sampling
 from msgrpo.errors import RunError
+from msgrpo.loops import run_async
 from msgrpo.prompt import ChatFormat, Prompt
 from msgrpo.train.config import TrainConfig
 from msgrpo.train.engines.contract import MOST_APART, ROWS, SEEDS, TOKENS, canary_prompts, canary_sampling
@@ -93,9 +94,9 @@ class TinkerEngine:
         Raises RunError where two are too far apart, and where the sampler reads exactly what the version before did
         although steps were taken in between.
         """
-        answers = asyncio.run(self._answers(model))
+        answers = run_async(self._answers(model))
         turns = [TrainingRow(answer.prompt_ids, answer.token_ids) for answer in answers]
-        read = asyncio.run(self._read(model, turns))
+        read = run_async(self._read(model, turns))
         trained = [value for values in self._service.forward(turns) for value in values]
         sampled = [value for answer in answers for value in answer.logprobs]
         for what, values in (("reading its own answers", sampled), ("the weights that are trained", trained)):
@@ -108,7 +109,7 @@ class TinkerEngine:
                     fix="the last checkpoint is kept; unpublished weights do this, or another temperature",
                 )
         before, steps = self._before or (model, self._service.steps)
-        if steps != self._service.steps and asyncio.run(self._read(before, turns)) == read:
+        if steps != self._service.steps and run_async(self._read(before, turns)) == read:
             raise RunError(
                 f"the service at {self._service.host} plays {model.name} with the weights of the version before: "
                 "their log-probabilities are equal to the last digit",

@@ -20,6 +20,7 @@ from msgrpo.agent import Completion
 from msgrpo.errors import RunError
 from msgrpo.files import expanded, replace_text
 from msgrpo.game import Scenario
+from msgrpo.loops import run_async
 from msgrpo.models.http import Client
 from msgrpo.models.local import stop_ids
 from msgrpo.prompt import ChatFormat
@@ -120,7 +121,7 @@ class VllmEngine:
         old = owner.read_text(errors="replace").strip() if owner.is_file() else ""
         if re.fullmatch(r"\S+-[0-9a-f]{6}", old):
             earlier = re.compile(rf"\.?{re.escape(old)}-v\d{{6,}}(\.\w+)*")
-            asyncio.run(self._unload(fleet, [name for name in fleet.versions() if earlier.fullmatch(name)]))
+            run_async(self._unload(fleet, [name for name in fleet.versions() if earlier.fullmatch(name)]))
         # The name of a model, and a part of a URL.
         called = re.sub(r"[^A-Za-z0-9_.]+", "-", out.resolve().name).strip("-.") or "run"
         self._name = f"{called}-{secrets.token_hex(3)}"
@@ -131,7 +132,7 @@ class VllmEngine:
         """Load the version at every server there is; what each answers to the canary's prompts."""
         self._pool.follow(fleet.urls())
         without = fleet.publish(name, self._policy.adapter_files())
-        return without | asyncio.run(self._load_everywhere(name, without))
+        return without | run_async(self._load_everywhere(name, without))
 
     async def _load_everywhere(self, name: str, without: dict[str, str]) -> dict[str, Answers]:
         async with self._pool.client(FIRST_ANSWER_S) as client:
@@ -212,7 +213,7 @@ class VllmEngine:
         unread = [model for model in models if not model.is_read]
         self._models = [model for model in self._models if model not in unread]
         if unread and self._fleet is not None:
-            asyncio.run(self._unload(self._fleet, [model.name for model in unread]))
+            run_async(self._unload(self._fleet, [model.name for model in unread]))
 
     async def _unload(self, fleet: Fleet, names: list[str]) -> None:
         """From every server that can be reached; then the folders. A server that is gone has forgotten them."""

@@ -1,4 +1,4 @@
-"""Rollouts beside the trainer: a coroutine in a thread with an event loop of its own."""
+"""Coroutines that code without `await` waits for, or that run beside it: event loops of their own."""
 
 from __future__ import annotations
 
@@ -12,14 +12,27 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine gives; where an event loop runs already, as in a notebook's cell, it runs in a thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    running = InThread(coroutine)
+    try:
+        return running.result()
+    finally:
+        running.give_up()  # a stop while it was waited for
+
+
 class InThread(Generic[T]):
-    """A coroutine that runs at once; `result` waits for it."""
+    """A coroutine that runs at once, in a thread with a loop of its own; `result` waits for it."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._future: Future[T] = Future()
         self._loop = asyncio.new_event_loop()
         self._task = self._loop.create_task(coroutine)
-        self._thread = Thread(target=self._run, name="msgrpo-ahead", daemon=True)
+        self._thread = Thread(target=self._run, name="msgrpo-loop", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
