@@ -19,7 +19,7 @@ try:
     from msgrpo.errors import MsgrpoError, UsageError, nearest, no_memory
     from msgrpo.files import expanded
     from msgrpo.game import AnyText, Scenario
-    from msgrpo.output import Json, Name, err, outliving, print_json, print_table, say, say_error
+    from msgrpo.output import Json, Name, err, open_what_is_closed, outliving, print_json, print_table, say, say_error
     from msgrpo.signals import end_with_threads, ending_as_interrupt
     from msgrpo.text import counted, printable
 except KeyboardInterrupt:  # a Ctrl-C while these are loaded, which takes up to a second
@@ -280,6 +280,7 @@ def main() -> None:
 
 def _run() -> None:
     """Run the command: an error that a person can correct is one message and exit code 2, never a traceback."""
+    open_what_is_closed()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):

@@ -37,6 +37,8 @@ class _Console(Console):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
+if os.environ.get("COLUMNS", "").isdigit() and not int(os.environ["COLUMNS"]):
+    del os.environ["COLUMNS"]  # rich would write nothing, errors neither
 # a name may hold :x:, which is no sign of rich here
 out, err = _Console(emoji=False), _Console(stderr=True, emoji=False)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
@@ -82,6 +84,17 @@ def outliving(stream: io.TextIOWrapper) -> io.TextIOWrapper:
         return stream
     terminal = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
     return io.TextIOWrapper(terminal, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+
+
+def open_what_is_closed() -> None:
+    """Give a command that was started without a standard stream (`>&-`) one that leads nowhere. Else the first file
+    that it opens gets the stream's number, and what a library prints is written into that file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.set_inheritable(number, True)  # by a server that the command starts
+            setattr(sys, name, os.fdopen(number, mode))
 
 
 class Name:

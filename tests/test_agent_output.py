@@ -201,6 +201,27 @@ def test_a_command_that_begins_on_a_terminal_that_is_gone_does_its_work(tmp_path
     assert (tmp_path / "mine.py").is_file()
 
 
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "<&-", ">&-"])
+def test_what_is_printed_without_standard_streams_gets_into_no_file(closed: str, tmp_path: Path) -> None:
+    """The first file that was opened had the number of standard output; and `--json` was an AttributeError."""
+    printing = (
+        "import os, subprocess, sys; from msgrpo.output import open_what_is_closed, print_json;"
+        "open_what_is_closed();"
+        "file = open(sys.argv[1], 'w'); print_json([]); os.write(1, b'noise');"
+        "subprocess.run(['sh', '-c', 'cat; echo noise; echo noise >&2'], check=True)"
+    )
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", printing, str(tmp_path / "file")]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr, (tmp_path / "file").read_text()) == (0, False, "")
+
+
+def test_a_terminal_of_no_columns_is_one_of_unknown_width() -> None:
+    """Nothing was written: no table, no help, and of an error only the exit code was left."""
+    command = [sys.executable, "-m", "msgrpo.cli", "games", "no-such-game"]
+    done = subprocess.run(command, env=os.environ | {"COLUMNS": "0"}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[:20]) == (2, "error: no scenario i")
+
+
 def test_a_pipe_is_written_to_as_ever() -> None:
     """A command whose reader is gone (| head) ends."""
     reader, pipe = os.pipe()
