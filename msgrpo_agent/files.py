@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from msgrpo.errors import UsageError
 from msgrpo.text import as_json
 
 
@@ -138,6 +139,16 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise FileNotFoundError(errno.ENOENT, "nobody has this home", str(path)) from error
+
+
+def users_folder(variable: str, usual: str) -> Path:
+    """Where a user's files of one kind lie: below the folder that a variable names, or else the usual one at home.
+    Raises UsageError where there is neither, as for a number without a name in a container.
+    """
+    try:
+        return Path(os.environ.get(variable) or Path.home() / usual) / "msgrpo"
+    except RuntimeError as error:
+        raise UsageError(f"user {os.getuid()} has no home folder", fix="name one: export HOME=/a/folder") from error
 
 
 def is_file(name: str | Path) -> bool:

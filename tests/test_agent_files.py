@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import resource
 import subprocess
 import sys
@@ -19,13 +20,13 @@ import pytest
 
 from msgrpo.cli import main
 from msgrpo.episode import MAKES_RECORDS, play_episode, read_episodes
-from msgrpo.errors import MsgrpoError, RecordError
+from msgrpo.errors import MsgrpoError, RecordError, UsageError
 from msgrpo.evals.partial import Partial
 from msgrpo.evals.record import changing_run
 from msgrpo.evals.suites import EpisodeSeeds
 from msgrpo.files import is_part, replace_bytes, replace_json, replace_text, replacing_folder
 from msgrpo.games import get_scenario
-from msgrpo.models.gguf_file import parameters
+from msgrpo.models.gguf_file import cache_folder, parameters
 from msgrpo.models.paths import shipped_adapters
 from msgrpo.outside_code import module_at
 from msgrpo.prompt import make_template
@@ -36,6 +37,7 @@ from msgrpo.train.config import settings_given
 from msgrpo.train.dqn import REPLAY, _load
 from msgrpo.train.lab import _alone, load_study
 from msgrpo.train.nano import begun
+from msgrpo.tui.choices import memory_file
 from msgrpo.tui.keys import read_keys
 from msgrpo.tui.launch import check_specs
 from tests.command_line import invoked, run
@@ -250,3 +252,16 @@ def test_the_command_that_takes_a_damaged_line_out_does_that(tmp_path: Path) -> 
     with pytest.raises(RecordError) as gone:
         list(read_episodes(file))
     assert gone.value.fix == MAKES_RECORDS
+
+
+@pytest.mark.parametrize("asked", [cache_folder, memory_file, read_keys])
+def test_a_user_without_a_home_is_told_to_name_one(
+    asked: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a number without a name in a container: `msgrpo doctor` and the app were tracebacks."""
+    for variable in ("HOME", "MSGRPO_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError))
+    with pytest.raises(UsageError, match="has no home folder") as refused:
+        asked()
+    assert "HOME=" in str(refused.value.fix)

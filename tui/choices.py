@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,7 +11,7 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from msgrpo.errors import MissingExtraError
-from msgrpo.files import is_file, is_part, read_regular, replace_text
+from msgrpo.files import is_file, is_part, read_regular, replace_text, users_folder
 from msgrpo.games import SCENARIOS
 from msgrpo.games.outside import FIXED, offered
 from msgrpo.install import install_command
@@ -98,8 +97,7 @@ def run_choices(runs: Path) -> list[Choice]:
 
 def memory_file() -> Path:
     """Where the choices of the last sitting are kept."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "msgrpo" / "choices.json"
+    return users_folder("XDG_STATE_HOME", ".local/state") / "choices.json"
 
 
 def remembered(file: Path | None) -> dict[str, str]:

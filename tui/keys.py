@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from difflib import get_close_matches
@@ -13,7 +12,7 @@ from textual.keys import Keys
 from textual.keys import _character_to_key as character_to_key
 
 from msgrpo.errors import UsageError, nearest
-from msgrpo.files import read_regular
+from msgrpo.files import read_regular, users_folder
 from msgrpo.tui.app import PlayApp
 from msgrpo.tui.screens.play import PlayScreen
 
@@ -25,8 +24,7 @@ KEYS = frozenset((*(key.value for key in Keys), *SIGNS))
 
 
 def keys_file() -> Path:
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "msgrpo" / "keys.toml"
+    return users_folder("XDG_CONFIG_HOME", ".config") / "keys.toml"
 
 
 def bindings() -> dict[str, Binding]:

@@ -24,7 +24,7 @@ from pydantic_core import from_json
 
 from msgrpo.errors import ModelError, first_line, no_memory
 from msgrpo.extras import needs
-from msgrpo.files import check_regular, digest, expanded, open_lock, replace_json, replacing_folder
+from msgrpo.files import check_regular, digest, expanded, open_lock, replace_json, replacing_folder, users_folder
 from msgrpo.models.headers import save_base
 from msgrpo.output import say
 from msgrpo.text import counted
@@ -53,8 +53,7 @@ def is_gguf(base: str | Path) -> bool:
 def cache_folder(of: str = "gguf") -> Path:
     """Where converted models lie, or something else: in $MSGRPO_CACHE, or in msgrpo in the user's cache."""
     own = os.environ.get("MSGRPO_CACHE")
-    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "msgrpo"
-    return (expanded(own) if own else usual) / of
+    return (expanded(own) if own else users_folder("XDG_CACHE_HOME", ".cache")) / of
 
 
 def checksum(file: Path) -> str:
