@@ -94,7 +94,7 @@ def open_what_is_closed() -> None:
         if getattr(sys, name) is None:
             number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
             os.set_inheritable(number, True)  # by a server that the command starts
-            setattr(sys, name, os.fdopen(number, mode))
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))  # `outliving` lets this stream go
 
 
 class Name:

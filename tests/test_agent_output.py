@@ -203,12 +203,16 @@ def test_a_command_that_begins_on_a_terminal_that_is_gone_does_its_work(tmp_path
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "<&-", ">&-"])
 def test_what_is_printed_without_standard_streams_gets_into_no_file(closed: str, tmp_path: Path) -> None:
-    """The first file that was opened had the number of standard output; and `--json` was an AttributeError."""
+    """The first file that was opened had the number of standard output; and `--json` was an AttributeError. Opened
+    instead, the streams were closed again as soon as others took their places, and the first table was an error.
+    """
     printing = (
-        "import os, subprocess, sys; from msgrpo.output import open_what_is_closed, print_json;"
-        "open_what_is_closed();"
-        "file = open(sys.argv[1], 'w'); print_json([]); os.write(1, b'noise');"
-        "subprocess.run(['sh', '-c', 'cat; echo noise; echo noise >&2'], check=True)"
+        "import os, subprocess, sys; from msgrpo import cli; from msgrpo.output import print_json\n"
+        "def command():\n"
+        "    file = open(sys.argv[1], 'w'); print_json([]); sys.stdout.flush(); os.write(1, b'noise')\n"
+        "    subprocess.run(['sh', '-c', 'cat; echo noise; echo noise >&2'], check=True)\n"
+        "cli.make_app = lambda: command\n"
+        "cli.main()"
     )
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", printing, str(tmp_path / "file")]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
