@@ -37,11 +37,14 @@ class InThread(Generic[T]):
 
     def _run(self) -> None:
         try:
-            self._future.set_result(self._loop.run_until_complete(self._task))
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # which ends what the task leaves behind
+                given = runner.run(self._ended())
+            self._future.set_result(given)
         except BaseException as error:  # raised where the result is asked for
             self._future.set_exception(error)
-        finally:
-            self._loop.close()
+
+    async def _ended(self) -> T:
+        return await self._task
 
     def result(self) -> T:
         return self._future.result()

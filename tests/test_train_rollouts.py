@@ -19,7 +19,7 @@ from msgrpo.errors import RunError
 from msgrpo.game import Game, Scenario
 from msgrpo.games import get_scenario
 from msgrpo.games.frozen_lake import FrozenLake
-from msgrpo.loops import InThread
+from msgrpo.loops import InThread, run_async
 from msgrpo.prompt import Prompt
 from msgrpo.train.config import TrainConfig, make_config
 from msgrpo.train.engines import fleet
@@ -206,6 +206,29 @@ def test_what_is_played_beside_the_trainer_is_given_up_with_all_that_it_has_open
     assert (ended, work._thread.is_alive(), work._loop.is_closed()) == (["closed"], False, True)
     with pytest.raises(asyncio.CancelledError):
         work.result()
+
+
+async def test_what_a_failed_coroutine_leaves_behind_ends_in_its_thread() -> None:
+    """In a notebook an episode's error left the others unended: Python said so, long after, where nobody knew why."""
+    ended = []
+
+    async def plays() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # as a connection that is closed
+            ended.append("closed")
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise RunError("no server is left")
+
+    async def both() -> None:
+        await asyncio.gather(plays(), fails())
+
+    with pytest.raises(RunError, match="no server is left"):
+        run_async(both())
+    assert ended == ["closed"]
 
 
 def test_what_was_played_beside_the_trainer_is_there_or_says_why_not() -> None:
