@@ -416,7 +416,8 @@ def test_the_card_has_the_runs_own_results_and_no_path(tmp_path: Path) -> None:
     config = json.loads((RUN / "adapter_config.json").read_text())
     for base, shown in (("Qwen/Qwen3-4B", "Qwen/Qwen3-4B"), ("/home/me/secret/tiny.gguf", "tiny.gguf")):
         (run / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
-        (run / "config.json").write_text(json.dumps({"scenario": "/home/me/secret/cards.py:scenario | x"}))
+        settings = {"scenario": "/home/me/secret/cards.py:scenario | x", "explore": "branch()", "kl_coef": 0.2}
+        (run / "config.json").write_text(json.dumps(settings))
         out = tmp_path / shown.replace("/", "-")
         export_run(run, "hub", out)
         text = (out / "README.md").read_text()
@@ -425,6 +426,7 @@ def test_the_card_has_the_runs_own_results_and_no_path(tmp_path: Path) -> None:
         assert "secret" not in text
         assert "has not ended" in text
         assert r"cards.py:scenario \| x" in text
+        assert "| explore | branch() |\n| kl_coef | 0.2 |" in text  # the one was forgotten, the other is not today's
 
 
 def test_the_card_says_how_the_run_was_asked(tmp_path: Path) -> None:

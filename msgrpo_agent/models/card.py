@@ -16,10 +16,11 @@ from msgrpo.prompt import PromptTemplate
 from msgrpo.run_log import CONFIG, SUMMARY
 from msgrpo.text import as_json, counted, interval_text, printable
 
-SHOWN = (
-    "scenario", "steps", "groups", "group_size", "credit", "select", "gate", "objectives", "teacher", "loss",
-    "opponent", "format_penalty", "temperature", "max_tokens", "learning_rate", "minibatches", "lora_rank", "seed",
-    "chat",
+# Settings that say where and how fast it was computed (`engine` is what backend was called at first), or that stand
+# elsewhere in the card. All others are shown: also those of another version, and those that come.
+UNSHOWN = (
+    "backend", "base", "checkpoint_every", "dtype", "engine", "evaluation", "micro_batch", "prompt", "rollouts",
+    "shard", "trainers",
 )  # fmt: skip
 # An address; or a path with two slashes or more, of which the last part is shown.
 PATH = re.compile(r"https?://[^\s|,]+|(?<![^\s|,:=(@'\"])[^\s/|,:=(@'\"]*(?:/[^\s/|,]+)+/(?P<last>[^\s/|,]+)")
@@ -58,7 +59,11 @@ def card(run: Path, name: str, *, merged: bool) -> str:
         "",
         "| setting | value |",
         "|---|---|",
-        *(f"| {key} | {_cell(settings[key])} |" for key in SHOWN if settings.get(key) not in (None, {})),
+        *(
+            f"| {_cell(key)} | {_cell(value)} |"
+            for key, value in settings.items()
+            if key not in UNSHOWN and value not in (None, {})
+        ),
         "",
         *_asked(settings),
     ]
