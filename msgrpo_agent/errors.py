@@ -167,4 +167,6 @@ def first_fault(error: ValidationError, whole: str) -> str:
     fault = error.errors()[0]
     place = ".".join(map(str, fault["loc"])) or whole
     seen = f" (seen: {repr(fault['input'])[:200]})" if fault["loc"] and fault["type"] != "missing" else ""
-    return f"{place}: {fault['msg'].removeprefix('Value error, ')}{seen}"
+    unknown = fault["type"] == "extra_forbidden"
+    said = "this name is not known here" if unknown else fault["msg"].removeprefix("Value error, ")
+    return f"{place}: {said}{seen}"
