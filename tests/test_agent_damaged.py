@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from msgrpo.errors import MsgrpoError, UsageError
+from msgrpo.models.asked import trained_as
 from msgrpo.models.dqn import CARD, WEIGHTS, read_card
 from msgrpo.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 from msgrpo.run_log import CONFIG, METRICS, read_rows, settings
@@ -47,13 +48,18 @@ def test_a_run_that_called_its_backend_engine_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_version_is_not_called_damaged(tmp_path: Path) -> None:
-    """Only the first setting was named, in a library's words."""
+    """Only the first setting was named, in a library's words. And an adapter with another prompt cannot be used."""
     values = make_config().model_dump(mode="json") | {"ahead": 0, "eval_every": 15}
+    (tmp_path / CONFIG).write_text(json.dumps(values))
+    with pytest.raises(UsageError, match="no setting is called ahead, eval_every") as caught:
+        config_of(tmp_path, {})
+    assert str(caught.value.fix).endswith("the adapter that the run has can be used here")
+    assert trained_as(tmp_path).prompt == make_config().prompt
     (tmp_path / CONFIG).write_text(json.dumps(values | {"prompt": values["prompt"] | {"of_tomorrow": 1}}))
     said = r"another version of msgrpo: here no setting is called prompt\.of_tomorrow, ahead, eval_every"
     with pytest.raises(UsageError, match=said) as caught:
         config_of(tmp_path, {})
-    assert "go on with the version that began the run" in str(caught.value.fix)
+    assert str(caught.value.fix) == "go on with the version that began the run, or choose another --out"
 
 
 def test_a_command_that_allows_what_a_run_names_keeps_what_a_person_has_changed(tmp_path: Path) -> None:

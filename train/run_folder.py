@@ -154,10 +154,11 @@ def config_of(
     except ValueError as error:
         faults = error.errors() if isinstance(error, ValidationError) else []
         if unknown := [".".join(map(str, one["loc"])) for one in faults if one["type"] == "extra_forbidden"]:
+            asked = any(name.startswith("prompt.") for name in unknown)  # then nobody here knows how to ask it
             raise UsageError(
                 f"{file} is of another version of msgrpo: here no setting is called {', '.join(unknown)}",
-                fix="go on with the version that began the run, or choose another --out; the adapter that the run "
-                "has can be used here",
+                fix="go on with the version that began the run, or choose another --out"
+                + ("" if asked else "; the adapter that the run has can be used here"),
             ) from error
         why = first_fault(error, "settings") if isinstance(error, ValidationError) else str(error)
         raise UsageError(f"{file} is damaged, or of another version: {why}", fix="choose another --out") from error
