@@ -223,6 +223,8 @@ class Record(RecordFile):
 class Price(BaseModel):
     """US$ per million tokens."""
 
+    model_config = ConfigDict(extra="forbid")
+
     prompt: float = Field(ge=0, le=1e9, allow_inf_nan=False)
     completion: float = Field(ge=0, le=1e9, allow_inf_nan=False)
 
@@ -238,6 +240,8 @@ FREE = Price(prompt=0, completion=0)
 
 class Command(BaseModel):
     """A start of an evaluation: when (UTC), and the command line."""
+
+    model_config = ConfigDict(extra="forbid")
 
     at: Clean
     line: Clean

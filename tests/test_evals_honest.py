@@ -583,6 +583,8 @@ def test_pipes_devices_and_loops_are_no_records(tmp_path: Path) -> None:
         {"asked": {"random": {"frozen-lake": 10**12}}},
         {"split": "dev"},
         {"of a later version": 10},
+        {"prices": {"random": {"prompt": 1, "completion": 1, "of a later version": 10}}},
+        {"commands": [{"at": "", "line": "", "of a later version": 10}]},
     ],
 )
 def test_what_no_evaluation_can_have_is_damage_and_shown(run: dict[str, Any], tmp_path: Path) -> None:
