@@ -32,6 +32,7 @@ from msgrpo.evals.suites import CONCURRENCY, EpisodeSeeds, check_counts, check_s
 from msgrpo.evals.verify import first_difference
 from msgrpo.files import replace_json
 from msgrpo.game import Scenario
+from msgrpo.loops import run_async
 from msgrpo.specs import check_agents
 
 RESAMPLES = 4000  # of ratings
@@ -94,7 +95,7 @@ def play(
     answer_in_turn(agent.model for agent in agents.values() if isinstance(agent, LanguageAgent))
     records = records_of(pairs, Path(out))
     with few_collections():
-        asyncio.run(_play_all(scenario, agents, records, starts, done, concurrency))
+        run_async(_play_all(scenario, agents, records, starts, done, concurrency))
     return records
 
 

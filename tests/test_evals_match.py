@@ -39,7 +39,8 @@ PAIR = ("optimal", "random")
 AGENTS = {"optimal": OptimalAgent(), "random": RandomAgent()}
 
 
-def test_everybody_sits_on_both_seats_of_every_start(tmp_path: Path) -> None:
+async def test_everybody_sits_on_both_seats_of_every_start(tmp_path: Path) -> None:
+    """A loop runs, as in a notebook's cell: there a match was an error of asyncio."""
     scenario = get_scenario(NIM)
     records = match.play(scenario, AGENTS, [PAIR], 5, tmp_path)
     points, left_out = match.points_of(records[0][1], PAIR, scenario, 5)

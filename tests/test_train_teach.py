@@ -224,8 +224,10 @@ def test_a_teaching_that_cannot_begin_leaves_no_folder(base: str, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_own_answers_are_those_that_hold_a_legal_action(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked in words that nano never saw it often names none, and what it then says is no row."""
+async def test_own_answers_are_those_that_hold_a_legal_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked in words that nano never saw it often names none, and what it then says is no row. A
+    loop runs, as in a notebook's cell.
+    """
     lake, template = get_scenario("frozen-lake"), make_template("none")
     monkeypatch.setattr(sampled, "AT_ONCE", 32)
     monkeypatch.setattr(sampled, "MOST_TOKENS", 40)  # longer ones are cut off

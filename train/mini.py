@@ -26,6 +26,7 @@ from torch.nn.utils import clip_grad_norm_
 from msgrpo.agent import Completion, LanguageAgent, Sampling
 from msgrpo.episode import Episode, derive_seed, play_episode
 from msgrpo.games import get_scenario
+from msgrpo.loops import run_async
 from msgrpo.models.loading import load_base
 from msgrpo.models.local import LocalModel, pad_id
 from msgrpo.models.shared_prefix import answer_logprobs, common_prefix_length, trunk_and_head
@@ -141,7 +142,7 @@ def learn(settings: Settings) -> Any:
     for step in range(settings.steps):
         model.merge_adapter()  # plain matrices are faster while it plays
         agent = LanguageAgent("policy", LocalModel("policy", model, tokenizer), sampling)
-        groups = asyncio.run(play(agent, settings, step, list(islice(starts, settings.groups))))
+        groups = run_async(play(agent, settings, step, list(islice(starts, settings.groups))))
         model.unmerge_adapter()
 
         # the rate rises at first, and from the middle of the run falls in a line, to no less than a twentieth

@@ -18,6 +18,7 @@ from msgrpo.errors import UsageError
 from msgrpo.game import Scenario
 from msgrpo.judge import decided
 from msgrpo.limits import passing_faults
+from msgrpo.loops import run_async
 from msgrpo.prompt import Past, PromptTemplate
 from msgrpo.references import known_best
 from msgrpo.train.nano.build import Row
@@ -42,7 +43,7 @@ def own_rows(
     starts, barren = scenario.starts("train", first_seed=seed * 10_007), 0
     for batch in itertools.count():
         with untaught(), few_collections():
-            episodes = asyncio.run(_played(scenario, agent, list(itertools.islice(starts, AT_ONCE)), (seed, batch)))
+            episodes = run_async(_played(scenario, agent, list(itertools.islice(starts, AT_ONCE)), (seed, batch)))
         rows = [row for episode in episodes for row in _legal(scenario, episode, template)]
         yield from ([row] for row in rows)
         barren = 0 if rows else barren + 1
