@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from msgrpo.episode import Episode, Turn, observation_of, pay_late
-from msgrpo.errors import GameError, RecordError
+from msgrpo.errors import GameError, RecordError, first_fault, unknown_names
 from msgrpo.evals.record import as_recorded
 from msgrpo.evals.suites import EpisodeSeeds
 from msgrpo.files import read_regular, replace_text
@@ -29,8 +29,8 @@ class Partial:
     """The file beside a record: who answered how (`settings`, and the prompt's prefix), then one line for each step.
 
     Whoever holds the record's lock writes it. Turns of episodes that are `done`, which grows as they end, are not
-    taken up. Raises RecordError for turns of others that were answered under other settings. A damaged line, as the
-    last one of a killed writer is, ends what is read.
+    taken up. Raises RecordError for turns of others that were answered under other settings, or that a later version
+    wrote. A damaged line, as the last one of a killed writer is, ends what is read.
     """
 
     def __init__(self, record: Path, settings: dict[str, Any], done: Set[EpisodeSeeds]) -> None:
@@ -65,8 +65,12 @@ class Partial:
                         fix="use the same options, or give another --out, or remove it",
                     )
                 self._begun[seeds].append(TURNS.validate_python(turns_so_far["turns"]))
-        except (ValueError, TypeError, KeyError, OverflowError, ValidationError):
-            return
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            if isinstance(error, ValidationError) and unknown_names(error):
+                raise RecordError(
+                    f"{self.path} is of another version of msgrpo: {first_fault(error, 'a step')}",
+                    fix="go on with the msgrpo that wrote it; or remove it, and what it holds is asked again",
+                ) from error
 
     def take_up(self, seeds: EpisodeSeeds, game: Game, episode: Episode) -> None:
         """Bring game and episode to where they were when the evaluation was interrupted, as far as that replays."""

@@ -160,6 +160,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
 
 
+def unknown_names(error: ValidationError) -> list[str]:
+    """The names in a file that are not known here, each with its place, as a later version may have written them."""
+    return [".".join(map(str, fault["loc"])) for fault in error.errors() if fault["type"] == "extra_forbidden"]
+
+
 def first_fault(error: ValidationError, whole: str) -> str:
     """The first thing that is wrong, where it stands, and the value seen; `whole` names what has no place of its
     own.

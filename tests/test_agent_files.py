@@ -207,6 +207,9 @@ def test_the_answers_of_an_interrupted_evaluation_are_written_through_no_link(tm
     assert (tmp_path / "theirs.txt").read_text() == "kept"
     again = Partial(tmp_path / "lake.jsonl", {}, set())
     assert [turn.answer for turn in again._begun[EpisodeSeeds(0, 0, 0)][0]] == ["<action>up</action>"]
+    again.path.write_text(again.path.read_text().replace('"step":', '"of_tomorrow": 1, "step":'))
+    with pytest.raises(RecordError, match=r"another version of msgrpo: 0\.of_tomorrow"):  # they would be paid again
+        Partial(tmp_path / "lake.jsonl", {}, set())
 
 
 @pytest.mark.parametrize("way", ["teach frozen-lake --out {}/model", "nano build --out {}/model"])

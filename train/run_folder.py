@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from msgrpo import run_log
 from msgrpo.episode import Episode
-from msgrpo.errors import RunError, UsageError, first_fault
+from msgrpo.errors import RunError, UsageError, first_fault, unknown_names
 from msgrpo.files import is_file, is_part, read_regular, remove_parts, replace_text
 from msgrpo.run_log import CONFIG, LOCK, SUMMARY, TRANSCRIPTS
 from msgrpo.train.config import TrainConfig
@@ -152,8 +152,7 @@ def config_of(
             check_named(named, str(file), f"{_resuming(out, ray, logs)}{changes}", _program(ray))
         return TrainConfig.model_validate(recorded)
     except ValueError as error:
-        faults = error.errors() if isinstance(error, ValidationError) else []
-        if unknown := [".".join(map(str, one["loc"])) for one in faults if one["type"] == "extra_forbidden"]:
+        if isinstance(error, ValidationError) and (unknown := unknown_names(error)):
             asked = any(name.startswith("prompt.") for name in unknown)  # then nobody here knows how to ask it
             raise UsageError(
                 f"{file} is of another version of msgrpo: here no setting is called {', '.join(unknown)}",
